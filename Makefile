@@ -1,0 +1,37 @@
+# Every target works from a fresh clone: the environment is made on first use.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.installed
+
+.PHONY: setup demo test test-slow lint typecheck bench clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@
+
+demo: $(READY)
+	$(BIN)/python examples/quickstart.py
+
+test: $(READY)
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: $(READY)
+	$(BIN)/python -m pytest -m slow --timeout 600
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+typecheck: $(READY)
+	$(BIN)/pyright
+
+bench: $(READY)
+	$(BIN)/python benchmarks/warm_epoch.py
+	$(BIN)/python benchmarks/requests_per_shard.py
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache build dist

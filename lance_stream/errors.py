@@ -1,0 +1,121 @@
+"""Every error that lance_stream raises on purpose.
+
+::
+
+    LanceStreamError
+    ├── DatasetNotFoundError     (ValueError)    no Lance table at that uri
+    ├── VersionNotFoundError     (ValueError)    no such version or tag, or it was cleaned up
+    ├── CredentialsError         (PermissionError)   the store refused who we are
+    ├── SourceUnavailableError   (ConnectionError)   network, throttling, a hung store
+    ├── ShardUnavailableError    (RuntimeError)  one shard could not be fetched; says which and why
+    ├── ShardCorruptError        (ValueError)    a cached file is not what was published
+    ├── CacheFullError           (OSError)       no room left for a shard file
+    ├── CacheInUseError          (RuntimeError)  another live job holds the cache directory
+    ├── UnsupportedTypeError     (TypeError)     a column type that no sample value exists for
+    ├── PlanError                (ValueError)    a bad argument: column, expression, size
+    ├── EmptyStreamError         (ValueError)    nothing to stream
+    ├── IndexFormatError         (ValueError)    not an index, or a damaged or newer one
+    ├── StateMismatchError       (ValueError)    ranks or checkpoints that describe different data
+    └── DownloadProcessError     (RuntimeError)  the download process cannot be started or reached
+
+None is a ``FileNotFoundError``: inside a reader, the host takes that to mean "evicted, prepare
+the shard again". Every class takes one message, so that it survives the trip from a DataLoader
+worker to the training loop, and from the download process to a trainer.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CacheFullError",
+    "CacheInUseError",
+    "CredentialsError",
+    "DatasetNotFoundError",
+    "DownloadProcessError",
+    "EmptyStreamError",
+    "IndexFormatError",
+    "LanceStreamError",
+    "PlanError",
+    "ShardCorruptError",
+    "ShardUnavailableError",
+    "SourceUnavailableError",
+    "StateMismatchError",
+    "UnsupportedTypeError",
+    "VersionNotFoundError",
+    "error_from_name",
+]
+
+
+class LanceStreamError(Exception):
+    """Base of every error that lance_stream raises on purpose."""
+
+
+class DatasetNotFoundError(LanceStreamError, ValueError):
+    """There is no Lance table (or no bucket, or no folder) at the uri."""
+
+
+class VersionNotFoundError(LanceStreamError, ValueError):
+    """The table has no such version or tag, or the version was cleaned up while in use."""
+
+
+class CredentialsError(LanceStreamError, PermissionError):
+    """The store refused the credentials, or there were none."""
+
+
+class SourceUnavailableError(LanceStreamError, ConnectionError):
+    """The store did not answer, or throttled, for longer than retrying allows."""
+
+
+class ShardUnavailableError(LanceStreamError, RuntimeError):
+    """One shard could not be fetched: names shard, rows, uri, version and the cause."""
+
+
+class ShardCorruptError(LanceStreamError, ValueError):
+    """A shard file is not the one that was published for that place in the plan."""
+
+
+class CacheFullError(LanceStreamError, OSError):
+    """There is no room for a shard file in the cache directory."""
+
+
+class CacheInUseError(LanceStreamError, RuntimeError):
+    """A live process already uses the cache directory: names its pid."""
+
+
+class UnsupportedTypeError(LanceStreamError, TypeError):
+    """A selected column has a type that samples cannot hold yet: names column and type."""
+
+
+class PlanError(LanceStreamError, ValueError):
+    """A planning argument is wrong: names the argument."""
+
+
+class EmptyStreamError(LanceStreamError, ValueError):
+    """The selection holds no rows."""
+
+
+class IndexFormatError(LanceStreamError, ValueError):
+    """A file is not a shard index, or is damaged, or was written by a newer lance_stream."""
+
+
+class StateMismatchError(LanceStreamError, ValueError):
+    """Ranks, or a checkpoint and a stream, describe different data."""
+
+
+class DownloadProcessError(LanceStreamError, RuntimeError):
+    """The download process could not be started, or did not answer in time."""
+
+
+def error_from_name(name: str, message: str) -> LanceStreamError:
+    """Make the error that another process described by class name and message. Pure.
+
+    Args:
+        name: Class name as in this module.
+        message: Text of the error.
+
+    Returns:
+        An instance of that class, or of ``LanceStreamError`` for a name that is not in the tree.
+    """
+    found = globals().get(name)
+    if isinstance(found, type) and issubclass(found, LanceStreamError):
+        return found(message)
+    return LanceStreamError(f"{name}: {message}")

@@ -1,0 +1,358 @@
+"""One stream's shards in the local cache: what its readers on this node share.
+
+The life of a shard here, with the stock class:
+
+1. A background thread of the host *prepares* it: ``prepare`` charges an estimate to the ledger,
+   asks the download process, and returns at once. The host marks it LOCAL. Never waiting there
+   means that a worker that is ended cannot leave it half prepared, that shards are fetched
+   concurrently, and that no failure is lost in a thread.
+2. The training loop reads a sample: ``open`` waits for the file, in the loop's own thread, so that
+   errors are raised there, and maps it.
+3. If the file's size is not what was charged, the reader raises ``FileNotFoundError`` once. The
+   host then prepares the shard again, which now only corrects the charge.
+4. The host *evicts* it: ``release`` removes the file and returns what was charged.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Any
+
+from lance_stream.errors import ShardCorruptError, ShardUnavailableError
+from lance_stream.planning.index import ShardIndex
+from lance_stream.service.client import ShardClient, client_for
+from lance_stream.service.messages import Options, Register
+from lance_stream.service.runtime import Endpoint
+from lance_stream.shards.arrow_file import ShardFile, ShardHeader
+from lance_stream.shards.ledger import Ledger
+from lance_stream.shards.paths import shard_name
+from lance_stream.shards.values import Decoder, column_decoders
+
+__all__ = ["CacheAddress", "StreamCache"]
+
+logger = logging.getLogger(__name__)
+
+# Open mappings of a process. With a cache limit, an evicted file that is still mapped takes up
+# disk, so few are kept and those of evicted shards are dropped.
+_MAX_MAPPED = 64
+_MAX_MAPPED_LIMITED = 4
+# With a cache limit, charges are corrected soon after shards arrive, but not at every sample.
+_CORRECT_EVERY_S = 0.02
+_MAX_CORRUPT = 2
+_MAX_EVICTED = 100
+
+
+class CacheAddress:
+    """What every process needs to find a stream's shards. Picklable, nothing open."""
+
+    def __init__(
+        self,
+        *,
+        stream: str,
+        directory: str,
+        index_path: str,
+        ledger_path: str,
+        endpoint: Endpoint,
+        options: Options,
+        timeout_s: float,
+        attempts: int,
+        zero_copy: bool,
+    ) -> None:
+        """Take the parts; ``stream`` is the key that messages use."""
+        self.stream = stream
+        self.directory = directory
+        self.index_path = index_path
+        self.ledger_path = ledger_path
+        self.endpoint = endpoint
+        self.options = options
+        self.timeout_s = timeout_s
+        self.attempts = attempts
+        self.zero_copy = zero_copy
+
+
+class _View:
+    """Decoded access to one mapped shard file."""
+
+    __slots__ = ("_columns", "_file", "_stops", "inode")
+
+    def __init__(self, file: ShardFile, *, zero_copy: bool) -> None:
+        self._file = file
+        self.inode = file.inode
+        self._columns = [column_decoders(batch, zero_copy=zero_copy) for batch in file.batches]
+        self._stops: list[int] = []
+        rows = 0
+        for batch in file.batches:
+            rows += batch.num_rows
+            self._stops.append(rows)
+
+    def sample(self, row: int) -> dict[str, Any]:
+        """One row."""
+        columns: list[tuple[str, Decoder]]
+        if len(self._stops) == 1:
+            columns = self._columns[0]
+        else:
+            at = next(i for i, stop in enumerate(self._stops) if row < stop)
+            row -= self._stops[at - 1] if at else 0
+            columns = self._columns[at]
+        return {name: decode(row) for name, decode in columns}
+
+
+class StreamCache:
+    """One stream's shards, as seen by one process. Pickles by its address."""
+
+    def __init__(self, address: CacheAddress, index: ShardIndex | None = None) -> None:
+        """Attach to a stream's cache; opens files on first use.
+
+        Args:
+            address: Where everything is.
+            index: The index, if it is at hand.
+        """
+        self.address = address
+        # The host asks for the largest size of a shard exactly when it has a cache limit.
+        self.limited = False
+        self.views: OrderedDict[int, Callable[[int], dict[str, Any]]] = OrderedDict()
+        self.arrivals: deque[int] = deque()
+        self._inodes: dict[int, tuple[int, ...]] = {}
+        self._verified: dict[int, tuple[int, ...]] = {}
+        self._index = index
+        self._fingerprint: str | None = None
+        self._ledger: Ledger | None = None
+        self._client: ShardClient | None = None
+        self._evictions_seen = 0
+        self._correct_after = 0.0
+        _ALL.add(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"address": self.address, "limited": self.limited}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["address"])  # type: ignore[misc]
+        self.limited = state["limited"]
+
+    @property
+    def index(self) -> ShardIndex:
+        """The shard index, loaded on first use."""
+        if self._index is None:
+            self._index = ShardIndex.load(self.address.index_path)
+        return self._index
+
+    @property
+    def fingerprint(self) -> str:
+        """The index's fingerprint."""
+        if self._fingerprint is None:
+            self._fingerprint = self.index.fingerprint
+        return self._fingerprint
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger, mapped on first use in each process."""
+        if self._ledger is None:
+            self._ledger = Ledger(self.address.ledger_path)
+        return self._ledger
+
+    @property
+    def client(self) -> ShardClient:
+        """This process's client, which knows the stream."""
+        if self._client is None:
+            address, index = self.address, self.index
+            client = client_for(address.endpoint)
+            register = Register(
+                stream=address.stream,
+                uri=index.uri,
+                version=index.version,
+                index_path=address.index_path,
+                directory=address.directory,
+                ledger_path=address.ledger_path,
+                options=address.options,
+                timeout_s=address.timeout_s,
+                attempts=address.attempts,
+            )
+            client.add_stream(register, self.arrivals.append)
+            self._client = client
+        return self._client
+
+    def name(self, shard: int) -> str:
+        """File name of a shard."""
+        return shard_name(self.fingerprint, shard)
+
+    def path(self, shard: int) -> str:
+        """Path of a shard's file."""
+        return f"{self.address.directory}/{self.name(shard)}"
+
+    def estimated_bytes(self, shard: int) -> int:
+        """Bytes to expect of a shard's file; errs high."""
+        index = self.index
+        return index.row_size.shard_bytes(len(index.shard_rows(shard)))
+
+    def subject(self, shard: int) -> str:
+        """The shard in words."""
+        index = self.index
+        rows = index.shard_rows(shard)
+        return f"shard {shard} (rows {rows}) of {index.uri} version {index.version}"
+
+    def prepare(self, shard: int) -> int:
+        """Ask for a shard, or correct its charge if it is there; never waits for it.
+
+        Returns:
+            Change of the cache usage in bytes, this shard's and that of others that arrived.
+        """
+        change = self._correct_arrivals()
+        try:
+            size = os.stat(self.path(shard)).st_size
+        except FileNotFoundError:
+            change += self.ledger.charge(shard, self.estimated_bytes(shard))
+            self.client.request(self.address.stream, shard)
+            return change
+        return change + self.ledger.charge(shard, size)
+
+    def is_settled(self, shard: int) -> bool:
+        """Whether the file is there and its size is what was charged."""
+        if self.arrivals and self.limited:
+            return False
+        try:
+            return os.stat(self.path(shard)).st_size == self.ledger.charged(shard)
+        except FileNotFoundError:
+            return False
+
+    def release(self, shard: int) -> int:
+        """Evict a shard; returns the bytes that were charged for it."""
+        self._unmap(shard)
+        return self.ledger.release(shard, self.path(shard))
+
+    def check_limited(self) -> None:
+        """With a cache limit, before each sample: drop evicted mappings, ask for corrections.
+
+        Raises:
+            FileNotFoundError: The host must prepare again, which corrects the charges.
+        """
+        ledger = self.ledger
+        if ledger.evictions != self._evictions_seen:
+            self._evictions_seen = ledger.evictions
+            for shard in [s for s in self.views if not self._is_mapped_file(s)]:
+                self._unmap(shard)
+        if self.arrivals and time.monotonic() > self._correct_after:
+            msg = "shards arrived whose charge must be corrected"
+            raise FileNotFoundError(msg)
+
+    def open(self, shard: int) -> Callable[[int], dict[str, Any]]:
+        """Map a shard, waiting for it if it is not there.
+
+        Returns:
+            What gives the sample of a row.
+
+        Raises:
+            LanceStreamError: The shard cannot be had.
+            FileNotFoundError: It is mapped now, but the host must prepare it again, which
+                corrects its charge.
+        """
+        view, size = self._map(shard)
+        while len(self.views) >= (_MAX_MAPPED_LIMITED if self.limited else _MAX_MAPPED):
+            self._unmap(next(iter(self.views)))
+        self.views[shard] = view.sample
+        self._inodes[shard] = view.inode
+        if self.ledger.charged(shard) != size:
+            msg = f"the charge of shard {shard} must be corrected"
+            raise FileNotFoundError(msg)
+        return view.sample
+
+    def _map(self, shard: int) -> tuple[_View, int]:
+        expected = ShardHeader(self.fingerprint, shard, len(self.index.shard_rows(shard)))
+        path, corrupt, evicted = self.path(shard), 0, 0
+        while True:
+            try:
+                file = ShardFile(
+                    path, expected, self.index.schema, verified=self._verified.get(shard)
+                )
+            except FileNotFoundError:
+                pass
+            except ShardCorruptError as error:
+                corrupt += 1
+                if corrupt >= _MAX_CORRUPT:
+                    msg = f"{self.subject(shard)}: fetched again and damaged again: {error}"
+                    raise ShardUnavailableError(msg) from error
+                logger.warning("%s; fetching it again", error)
+                _unlink(path)
+            else:
+                self._verified[shard] = file.inode
+                return _View(file, zero_copy=self.address.zero_copy), file.num_bytes
+            evicted += 1
+            if evicted > _MAX_EVICTED:
+                msg = (
+                    f"{self.subject(shard)}: evicted {evicted} times before it could be read; "
+                    "raise cache_limit"
+                )
+                raise ShardUnavailableError(msg)
+            self._wait(shard)
+
+    def _wait(self, shard: int) -> None:
+        """Wait for the file; failures of the source become the shard's."""
+        try:
+            self.client.wait(self.address.stream, shard, self.subject(shard))
+        except ShardUnavailableError:
+            raise
+        except Exception as error:
+            msg = (
+                f"{error}"
+                if self.subject(shard) in str(error)
+                else (f"{self.subject(shard)}: {error}")
+            )
+            raise ShardUnavailableError(msg) from error
+
+    def _correct_arrivals(self) -> int:
+        change = 0
+        while self.arrivals:
+            shard = self.arrivals.popleft()
+            change += self.ledger.correct(shard, self.path(shard))
+        self._correct_after = time.monotonic() + _CORRECT_EVERY_S
+        return change
+
+    def _is_mapped_file(self, shard: int) -> bool:
+        """Whether the mapping of a shard is the file that is in the cache now."""
+        try:
+            status = os.stat(self.path(shard))
+        except FileNotFoundError:
+            return False
+        inode = (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)
+        return inode == self._inodes.get(shard)
+
+    def _unmap(self, shard: int) -> None:
+        self.views.pop(shard, None)
+        self._inodes.pop(shard, None)
+
+    def close(self) -> None:
+        """Give up the stream in this process."""
+        self.views.clear()
+        if self._client is not None:
+            self._client.remove_stream(self.address.stream)
+            self._client = None
+
+    def after_fork(self) -> None:
+        """In a forked child: neither the client nor the ledger's lock is ours."""
+        self._client = None
+        if self._ledger is not None:
+            self._ledger.close()
+            self._ledger = None
+
+
+# Every cache of this process, to be told of a fork.
+_ALL: weakref.WeakSet[StreamCache] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for cache in list(_ALL):
+        cache.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def _unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass

@@ -1,0 +1,141 @@
+"""Cache directories: where they are by default, and who may use one."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import tempfile
+import time
+from dataclasses import dataclass
+
+from lance_stream.errors import CacheInUseError, PlanError
+from lance_stream.processes import is_alive, this_process
+from lance_stream.service.runtime import private_directory
+
+__all__ = ["DirectoryClaim", "claim_default_directory", "claim_directory"]
+
+logger = logging.getLogger(__name__)
+
+_LOCK = ".lance_stream.lock"
+_DEAD_HOLDER_GRACE_S = 15.0
+_MAX_SLOTS = 64
+
+
+@dataclass(slots=True)
+class _Held:
+    descriptor: int
+    claims: int
+
+
+_HELD: dict[str, _Held] = {}
+
+
+class DirectoryClaim:
+    """This process's right to use a cache directory, until closed or the process ends.
+
+    Several datasets of one process may share a directory; other processes may not: each would
+    evict what the other counts on.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Note the claim; made by the functions below."""
+        self.path = path
+        self._pid = os.getpid()
+        self._open = True
+
+    def close(self) -> None:
+        """Give the directory up. Does nothing in a forked child."""
+        held = _HELD.get(self.path)
+        if not self._open or held is None or self._pid != os.getpid():
+            return
+        self._open = False
+        held.claims -= 1
+        if not held.claims:
+            del _HELD[self.path]
+            os.close(held.descriptor)
+
+
+def claim_directory(path: str) -> DirectoryClaim:
+    """Claim a directory for this process; it is made if need be.
+
+    Raises:
+        CacheInUseError: A live process uses it: names its pid.
+        PlanError: It cannot be made or written.
+    """
+    try:
+        os.makedirs(path, exist_ok=True)
+        path = os.path.realpath(path)
+        deadline = time.monotonic() + _DEAD_HOLDER_GRACE_S
+        while True:
+            holder = _try_claim(path)
+            if holder is None:
+                return DirectoryClaim(path)
+            pid, started = holder
+            if is_alive(pid, started) or time.monotonic() > deadline:
+                msg = (
+                    f"local={path!r} is in use by process {pid}: wait for it to end, or give "
+                    "another local= (without one, each job gets a directory of its own)"
+                )
+                raise CacheInUseError(msg)
+            time.sleep(0.1)
+    except OSError as error:
+        msg = f"local={path!r} cannot be used as a cache directory: {error}"
+        raise PlanError(msg) from error
+
+
+def claim_default_directory(fingerprint: str) -> DirectoryClaim:
+    """Claim the first free directory among those kept for a fingerprint.
+
+    They lie in ``LANCE_STREAM_CACHE_DIR``, or in a private directory of the user in the temporary
+    directory. A later run finds what an earlier one cached; jobs that run at the same time get
+    one each.
+
+    Raises:
+        CacheInUseError: Too many jobs at the same time.
+    """
+    root = os.environ.get("LANCE_STREAM_CACHE_DIR") or os.path.join(
+        tempfile.gettempdir(), f"lance-stream-{os.getuid()}", "cache"
+    )
+    private_directory(
+        os.path.dirname(root) if "LANCE_STREAM_CACHE_DIR" not in os.environ else root
+    )
+    private_directory(root)
+    for slot in range(_MAX_SLOTS):
+        name = fingerprint[:20] + (f".{slot}" if slot else "")
+        path = os.path.realpath(private_directory(os.path.join(root, name)))
+        # Also not one of our own: two datasets with a cache limit would evict each other's.
+        if path not in _HELD and _try_claim(path) is None:
+            return DirectoryClaim(path)
+    msg = f"{_MAX_SLOTS} jobs already use the default cache directories in {root}: give local="
+    raise CacheInUseError(msg)
+
+
+def _try_claim(path: str) -> tuple[int, int] | None:
+    """Claim the directory, or tell pid and start time of who has it."""
+    held = _HELD.get(path)
+    if held is not None:
+        held.claims += 1
+        return None
+    lock = os.path.join(path, _LOCK)
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        text = os.read(descriptor, 100).decode(errors="replace").split()
+        os.close(descriptor)
+        return (int(text[0]), int(text[1])) if len(text) == 2 else (0, 0)
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, "{} {}".format(*this_process()).encode(), 0)
+    _HELD[path] = _Held(descriptor, 1)
+    return None
+
+
+def _after_fork_in_child() -> None:
+    """A child, or a worker that outlives a killed trainer, must not hold the claim."""
+    for held in _HELD.values():
+        os.close(held.descriptor)
+    _HELD.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

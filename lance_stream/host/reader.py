@@ -1,0 +1,128 @@
+"""The host's view of one virtual shard: light, because there may be a million."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from streaming.base.format import FileInfo, Reader
+
+from lance_stream.host.cache import StreamCache
+
+__all__ = ["LanceReader"]
+
+
+class LanceReader(Reader):
+    """Samples of one virtual shard.
+
+    Holds three things and no file; what all shards of a stream share is in the ``StreamCache``.
+    """
+
+    __slots__ = ("_cache", "_shard", "samples")
+
+    def __init__(self, cache: StreamCache, shard: int, samples: int) -> None:
+        """Make a reader.
+
+        Args:
+            cache: The stream's cache.
+            shard: Which shard of the stream.
+            samples: Its rows.
+        """
+        # Not the base class's, which makes seven attributes and a list per shard.
+        self._cache = cache
+        self._shard = shard
+        self.samples = samples
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LanceReader, (self._cache, self._shard, self.samples)
+
+    def __repr__(self) -> str:
+        return f"LanceReader({self._cache.subject(self._shard)})"
+
+    @property
+    def shard(self) -> int:
+        """Number of the shard in its stream."""
+        return self._shard
+
+    @property
+    def dirname(self) -> str:  # type: ignore[override]
+        """Cache directory."""
+        return self._cache.address.directory
+
+    @property
+    def split(self) -> str:  # type: ignore[override]
+        """Always empty: the directory is the split's."""
+        return ""
+
+    @property
+    def compression(self) -> None:  # type: ignore[override]
+        """Shard files are not compressed."""
+        return
+
+    @property
+    def hashes(self) -> list[str]:  # type: ignore[override]
+        """None that the host would have to check: files carry a checksum."""
+        return []
+
+    @property
+    def size_limit(self) -> None:  # type: ignore[override]
+        """Shards are sized by the plan."""
+        return
+
+    @property
+    def file_pairs(self) -> list[tuple[FileInfo, None]]:  # type: ignore[override]
+        """The shard's file, under a name that is not there while its charge is wrong.
+
+        The host looks for this name when it prepares a shard that it holds to be present, and
+        calls ``prepare_shard`` if it is missing: the way to have a charge corrected.
+        """
+        cache, shard = self._cache, self._shard
+        name = cache.name(shard)
+        if not cache.is_settled(shard):
+            name += ".unsettled"
+        return [(FileInfo(name, cache.estimated_bytes(shard), {}), None)]
+
+    def evict(self) -> int:
+        """Remove the shard's file; returns the bytes that were charged for it."""
+        return self._cache.release(self._shard)
+
+    def get_raw_size(self) -> int:
+        """Bytes to expect of the file; errs high."""
+        return self._cache.estimated_bytes(self._shard)
+
+    def get_zip_size(self) -> None:
+        """There is no compressed form."""
+        return
+
+    def get_max_size(self) -> int:
+        """Bytes to expect of the file; errs high. Asked for only where there is a cache limit."""
+        self._cache.limited = True
+        return self._cache.estimated_bytes(self._shard)
+
+    def __getitem__(self, at: Any) -> Any:
+        # The host's way of reading a sample; the base class's dispatch costs as much again.
+        if type(at) is int and 0 <= at < self.samples:
+            return self.get_item(at)
+        return super().__getitem__(at)
+
+    def get_item(self, idx: int) -> dict[str, Any]:
+        """The sample of a row of this shard, in column order; waits for the shard if need be.
+
+        Raises:
+            LanceStreamError: The shard cannot be had.
+            FileNotFoundError: Only for the host, which then prepares the shard again.
+        """
+        cache, shard = self._cache, self._shard
+        if cache.limited:
+            cache.check_limited()
+        sample = cache.views.get(shard)
+        if sample is None:
+            sample = cache.open(shard)
+        return sample(idx)
+
+    def decode_sample(self, data: bytes) -> dict[str, Any]:
+        """Not used: samples are read from columns."""
+        raise TypeError("a Lance shard holds columns, not encoded samples")
+
+    def get_sample_data(self, idx: int) -> bytes:
+        """Not used: samples are read from columns."""
+        raise TypeError("a Lance shard holds columns, not encoded samples")

@@ -1,0 +1,363 @@
+"""Ask the download process of this job for shards, from any thread of any process of the job.
+
+Each process has one client per endpoint, made on first use and never shared over a fork. A client
+has one thread, started with its first request, which receives answers and, when the download
+process is gone, reaches a fresh one and asks again for all that is outstanding: every request is
+idempotent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from lance_stream.errors import DownloadProcessError, LanceStreamError, error_from_name
+from lance_stream.planning.index import ShardIndex
+from lance_stream.service import messages as m
+from lance_stream.service.launcher import connect
+from lance_stream.service.runtime import Endpoint
+
+__all__ = ["Lease", "ShardClient", "client_for", "plan"]
+
+logger = logging.getLogger(__name__)
+
+# How often somebody who waits is told that it still does.
+_NEWS_EVERY_S = 30.0
+# Connections lost in a row without one answer, before the process is given up.
+_MAX_FRUITLESS = 6
+# On top of the time that the attempts themselves may take: starts, queueing, delays.
+_WAIT_MARGIN_S = 60.0
+_SEND_TIMEOUT = struct.pack("ll", 10, 0)
+
+
+def plan(endpoint: Endpoint, request: m.Plan) -> ShardIndex:
+    """Have the index of a table made by the download process.
+
+    Raises:
+        LanceStreamError: As the download process says, or it does not answer in time.
+    """
+    last: LanceStreamError | None = None
+    for attempt in range(request.attempts):
+        if attempt:
+            logger.warning(
+                "%s; trying again (attempt %d of %d)", last, attempt + 1, request.attempts
+            )
+            time.sleep(min(5.0, 0.25 * 2**attempt))
+        try:
+            return _plan_once(endpoint, request)
+        except ConnectionError as error:
+            if isinstance(error, LanceStreamError):
+                last = error  # SourceUnavailableError: the store may come back.
+            else:
+                msg = f"the download process ended while it planned {request.uri}"
+                last = DownloadProcessError(msg)
+    if last is None:
+        msg = f"planning {request.uri}: attempts must be at least 1"
+        raise DownloadProcessError(msg)
+    raise last
+
+
+def _plan_once(endpoint: Endpoint, request: m.Plan) -> ShardIndex:
+    timeout_s = request.timeout_s + 15.0
+    with connect(endpoint) as connection:
+        connection.settimeout(timeout_s)
+        connection.sendall(m.encode(request))
+        try:
+            payload = m.receive_frame(connection)
+        except TimeoutError as error:
+            msg = (
+                f"the download process (pid {endpoint.pid()}) did not answer within "
+                f"{timeout_s:g} s when asked to plan {request.uri}; its log is "
+                f"{endpoint.log_path}"
+            )
+            raise DownloadProcessError(msg) from error
+        if payload is None:
+            msg = "connection closed"
+            raise ConnectionResetError(msg)
+        answer = m.decode_server(payload)
+        if isinstance(answer, m.Planned):
+            index = ShardIndex.load(answer.path)
+            os.unlink(answer.path)
+            return index
+        if isinstance(answer, m.PlanFailed):
+            raise error_from_name(answer.error, answer.message)
+        msg = f"the download process answered {type(answer).__name__} when asked to plan"
+        raise DownloadProcessError(msg)
+
+
+class Lease:
+    """A connection that asks for nothing: the download process lives at least as long."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        """Connect, starting the process if need be."""
+        self._connection = connect(endpoint)
+        _INHERITED.append(self._connection)
+
+    def close(self) -> None:
+        """Let go of the process."""
+        self._connection.close()
+        with contextlib.suppress(ValueError):
+            _INHERITED.remove(self._connection)
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A shard that was asked for."""
+
+    demand: bool
+    ended: threading.Event = field(default_factory=threading.Event)
+    outcome: m.Done | m.Dropped | m.Failed | LanceStreamError | None = None
+    news: str = ""
+
+
+class ShardClient:
+    """Requests of one process to one download process. Thread-safe."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        """Prepare; nothing is connected before the first request."""
+        self.endpoint = endpoint
+        self._lock = threading.Lock()
+        self._streams: dict[str, m.Register] = {}
+        self._arrivals: dict[str, Callable[[int], None]] = {}
+        self._pending: dict[tuple[str, int], _Pending] = {}
+        self._connection: socket.socket | None = None
+        self._thread: threading.Thread | None = None
+        self._fruitless = 0
+        self._was_connected = False
+
+    def add_stream(self, register: m.Register, on_arrival: Callable[[int], None]) -> None:
+        """Announce a stream.
+
+        Args:
+            register: What its shards are.
+            on_arrival: Called from the client's thread with each shard that arrived.
+        """
+        with self._lock:
+            if register.stream not in self._streams:
+                self._streams[register.stream] = register
+                self._arrivals[register.stream] = on_arrival
+                self._send(m.encode(register))
+
+    def remove_stream(self, stream: str) -> None:
+        """Forget a stream and what was asked for of it."""
+        with self._lock:
+            if self._streams.pop(stream, None) is None:
+                return
+            self._arrivals.pop(stream, None)
+            self._send(m.encode(m.Forget(stream)))
+            for key in [key for key in self._pending if key[0] == stream]:
+                pending = self._pending.pop(key)
+                pending.outcome = DownloadProcessError("the stream was closed")
+                pending.ended.set()
+            if not self._streams:
+                self._disconnect()
+
+    def request(self, stream: str, shard: int, *, demand: bool = False) -> None:
+        """Ask for a shard ahead of use; returns at once."""
+        with self._lock:
+            self._ask(stream, shard, demand=demand)
+
+    def wait(self, stream: str, shard: int, subject: str) -> bool:
+        """Ask for a shard and wait for it.
+
+        Args:
+            stream: Key of an announced stream.
+            shard: Which.
+            subject: The shard in words, for log and errors.
+
+        Returns:
+            Whether it arrived; False means that it was evicted meanwhile: ask again.
+
+        Raises:
+            LanceStreamError: It cannot be had; or no answer came in the time that all attempts
+                may take together.
+        """
+        with self._lock:
+            register = self._streams[stream]
+            pending = self._ask(stream, shard, demand=True)
+        started = time.monotonic()
+        limit_s = register.attempts * (register.timeout_s + 10.0) + _WAIT_MARGIN_S
+        next_news = _NEWS_EVERY_S
+        while not pending.ended.wait(min(1.0, limit_s)):
+            waited = time.monotonic() - started
+            if waited > limit_s:
+                with self._lock:
+                    self._pending.pop((stream, shard), None)
+                msg = (
+                    f"{subject}: waited {waited:.0f} s for the download process "
+                    f"(pid {self.endpoint.pid()}); its log is {self.endpoint.log_path}"
+                )
+                raise DownloadProcessError(msg)
+            if waited > next_news:
+                next_news += _NEWS_EVERY_S
+                logger.warning("still waiting for %s, %.0f s%s", subject, waited, pending.news)
+        outcome = pending.outcome
+        if isinstance(outcome, m.Failed):
+            raise error_from_name(outcome.error, outcome.message)
+        if isinstance(outcome, LanceStreamError):
+            raise outcome
+        return isinstance(outcome, m.Done)
+
+    def close(self) -> None:
+        """Let go of the process; waits under way fail."""
+        with self._lock:
+            self._streams.clear()
+            self._disconnect()
+
+    def _ask(self, stream: str, shard: int, *, demand: bool) -> _Pending:
+        key = (stream, shard)
+        pending = self._pending.get(key)
+        if pending is not None and (pending.demand or not demand):
+            return pending
+        if pending is None:
+            pending = self._pending[key] = _Pending(demand)
+        pending.demand = demand
+        self._send(m.encode(m.Fetch(stream, shard, demand)))
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._receive, name="lance_stream client", daemon=True
+            )
+            self._thread.start()
+        return pending
+
+    def _send(self, data: bytes) -> None:
+        """Send if connected; the thread sends everything again on a fresh connection."""
+        if self._connection is not None:
+            try:
+                self._connection.sendall(data)
+            except OSError:
+                self._drop_connection()
+
+    def _receive(self) -> None:
+        """The thread: take answers; reach the process again while something is outstanding."""
+        while True:
+            connection = self._connection
+            if connection is None:
+                if not self._reconnect():
+                    return
+                continue
+            try:
+                payload = m.receive_frame(connection)
+                if payload is not None:
+                    self._on_answer(m.decode_server(payload))
+                    continue
+            except (OSError, msgspec.DecodeError) as error:
+                logger.debug("lost the download process: %r", error)
+            with self._lock:
+                if self._connection is connection:
+                    self._drop_connection()
+
+    def _reconnect(self) -> bool:
+        """Reach the process and ask again; False ends the thread."""
+        with self._lock:
+            if not self._pending or not self._streams:
+                self._thread = None
+                return False
+            self._fruitless += 1
+            fruitless = self._fruitless
+        if self._was_connected:
+            logger.warning("the download process ended; reaching a fresh one")
+            time.sleep(min(2.0, 0.05 * 2**fruitless))
+        try:
+            if fruitless > _MAX_FRUITLESS:
+                msg = (
+                    f"the download process ended {fruitless - 1} times in a row without an "
+                    f"answer; its log is {self.endpoint.log_path}"
+                )
+                raise DownloadProcessError(msg)
+            connection = connect(self.endpoint)
+        except (LanceStreamError, OSError) as error:
+            self._fail_all(error)
+            return True
+        connection.settimeout(None)
+        # A stopped process must not hold whoever asks: a send that cannot proceed fails.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_TIMEOUT)
+        with self._lock:
+            self._was_connected = True
+            self._connection = connection
+            _INHERITED.append(connection)
+            for register in self._streams.values():
+                self._send(m.encode(register))
+            for (stream, shard), pending in self._pending.items():
+                self._send(m.encode(m.Fetch(stream, shard, pending.demand)))
+        return True
+
+    def _on_answer(self, answer: m.FromServer) -> None:
+        if isinstance(answer, m.Planned | m.PlanFailed):
+            return
+        with self._lock:
+            self._fruitless = 0
+            key = (answer.stream, answer.shard)
+            if isinstance(answer, m.Retry):
+                if key in self._pending:
+                    self._pending[key].news = f" ({answer.message})"
+                    logger.warning("%s; trying again", answer.message)
+                return
+            pending = self._pending.pop(key, None)
+            arrived = self._arrivals.get(answer.stream)
+        if pending is None:
+            return
+        if isinstance(answer, m.Done) and arrived is not None:
+            arrived(answer.shard)
+        pending.outcome = answer
+        pending.ended.set()
+
+    def _fail_all(self, error: Exception) -> None:
+        failure = (
+            error if isinstance(error, LanceStreamError) else DownloadProcessError(str(error))
+        )
+        with self._lock:
+            self._fruitless = 0
+            pending, self._pending = list(self._pending.values()), {}
+        for each in pending:
+            each.outcome = failure
+            each.ended.set()
+
+    def _drop_connection(self) -> None:
+        if self._connection is not None:
+            with contextlib.suppress(ValueError):
+                _INHERITED.remove(self._connection)
+            self._connection.close()
+            self._connection = None
+
+    def _disconnect(self) -> None:
+        """Wake the thread so that it sees there is nothing left to do."""
+        if self._connection is not None:
+            with contextlib.suppress(OSError):
+                self._connection.shutdown(socket.SHUT_RDWR)
+
+
+# Sockets of this process that a forked child gets copies of.
+_INHERITED: list[socket.socket] = []
+_CLIENTS: dict[Endpoint, ShardClient] = {}
+_CLIENTS_LOCK = threading.Lock()
+
+
+def client_for(endpoint: Endpoint) -> ShardClient:
+    """This process's client of an endpoint."""
+    with _CLIENTS_LOCK:
+        if endpoint not in _CLIENTS:
+            _CLIENTS[endpoint] = ShardClient(endpoint)
+        return _CLIENTS[endpoint]
+
+
+def _after_fork_in_child() -> None:
+    """Forget the parent's clients: their threads are not here, their sockets are not ours."""
+    global _CLIENTS_LOCK  # noqa: PLW0603: it may have been held by a thread that is not here
+    _CLIENTS_LOCK = threading.Lock()
+    _CLIENTS.clear()
+    for connection in _INHERITED:
+        connection.close()
+    _INHERITED.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

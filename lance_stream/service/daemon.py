@@ -1,0 +1,81 @@
+"""Become the download process: take its lock, detach, then load and run the server.
+
+``python -m lance_stream.service.daemon DIRECTORY``, started by the launcher only. Nothing heavy is
+imported before the fork.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import shutil
+import signal
+import sys
+import time
+
+from lance_stream.errors import DownloadProcessError
+from lance_stream.service.runtime import Endpoint, locked
+
+__all__ = ["main"]
+
+logger = logging.getLogger(__name__)
+
+_MAX_LOG_BYTES = 4 << 20
+
+
+def main(directory: str) -> None:
+    """Be the download process of the endpoint in a directory; does not return."""
+    endpoint = Endpoint(directory)
+    # The lock is inherited by the fork, and taken before the starter sees its child exit.
+    alive = os.open(endpoint.alive_path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(alive, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return
+    if os.fork():
+        os._exit(0)
+    os.ftruncate(alive, 0)
+    os.write(alive, str(os.getpid()).encode())
+    # Ctrl-C in the trainer's terminal is not for this process: it ends with its clients.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if os.path.getsize(endpoint.log_path) > _MAX_LOG_BYTES:
+        os.truncate(endpoint.log_path, 0)
+    logging.basicConfig(
+        level=logging.INFO,
+        format="%(asctime)s %(process)d %(levelname)s %(message)s",
+        stream=sys.stderr,
+    )
+    started = time.monotonic()
+    try:
+        _serve(endpoint)
+    except BaseException:
+        logger.exception("the download process failed")
+    logger.info("ending after %.0f s", time.monotonic() - started)
+    logging.shutdown()
+    # Not sys.exit: a thread that hangs in Lance must not hold the process.
+    os._exit(0)
+
+
+def _serve(endpoint: Endpoint) -> None:
+    from lance_stream.service.server import Limits, Server  # noqa: PLC0415: after the fork
+
+    default = Limits()
+    limits = Limits(
+        max_running=int(os.environ.get("LANCE_STREAM_MAX_FETCHES", default.max_running)),
+        max_bytes=int(os.environ.get("LANCE_STREAM_MAX_FETCH_BYTES", default.max_bytes)),
+    )
+
+    async def serve() -> bool:
+        return await Server(endpoint, limits).run()
+
+    if not asyncio.run(serve()):
+        # Under the lock, so that nobody starts a process in a directory that is going away.
+        with contextlib.suppress(DownloadProcessError), locked(endpoint.starting_path, 0.0):
+            shutil.rmtree(endpoint.directory, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,255 @@
+"""The work of the download process, one call per thread: plan a table, fetch a shard."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import pyarrow as pa
+
+from lance_stream.errors import EmptyStreamError, LanceStreamError
+from lance_stream.planning.fingerprint import digest, table_identity
+from lance_stream.planning.index import Selection, ShardIndex
+from lance_stream.planning.plan import contiguous_shard_stops
+from lance_stream.planning.sizing import rows_per_shard
+from lance_stream.processes import this_process
+from lance_stream.service.messages import Options, Plan, Register
+from lance_stream.shards.arrow_file import ShardHeader, write_shard
+from lance_stream.shards.paths import new_temporary_name, shard_name
+from lance_stream.shards.values import check_supported
+from lance_stream.source.failures import Failure, FailureKind, classify, explain
+from lance_stream.source.location import redact
+from lance_stream.source.table import StorageOptions, Table, TableAddress, locate
+
+__all__ = ["AttemptError", "Fetcher", "StreamSource"]
+
+logger = logging.getLogger(__name__)
+
+_MAX_OPEN_TABLES = 64
+_T = TypeVar("_T")
+
+
+class AttemptError(Exception):
+    """One attempt failed in a way that the scheduler understands."""
+
+    def __init__(self, failure: Failure) -> None:
+        """Keep the failure."""
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+@dataclass(slots=True)
+class StreamSource:
+    """What the shards of one registered stream are read from."""
+
+    register: Register
+    index: ShardIndex
+    fingerprint: str
+    checked: Table | None = None  # the open table that is known to be the index's
+
+    @classmethod
+    def load(cls, register: Register) -> StreamSource:
+        """Read the stream's index.
+
+        Raises:
+            IndexFormatError: It is damaged.
+            OSError: It cannot be read.
+        """
+        index = ShardIndex.load(register.index_path)
+        return cls(register, index, index.fingerprint)
+
+    def path(self, shard: int) -> str:
+        """The shard's file in the cache."""
+        return os.path.join(self.register.directory, shard_name(self.fingerprint, shard))
+
+
+class Fetcher:
+    """Open tables, and the two things done with them. Thread-safe."""
+
+    def __init__(self) -> None:
+        """Start with no table open."""
+        self._tables: OrderedDict[str, Table] = OrderedDict()
+        self._options: dict[str, StorageOptions] = {}
+        self._lock = threading.Lock()
+        self._writer = this_process()
+
+    def plan(self, request: Plan) -> ShardIndex:
+        """Make the index of a table.
+
+        Raises:
+            LanceStreamError: With words for the user.
+        """
+        named = f"{request.uri}/{request.split}" if request.split else request.uri
+        subject = f"cannot open {redact(named)}"
+        if request.version is not None:
+            subject += f" version {request.version!r}"
+        options = self._storage_options(request.options)
+        try:
+            uri = self._opening(lambda: locate(request.uri, request.split, options.current()[0]))
+            address = TableAddress(uri, request.version, request.timeout_s)
+            # Not the cached table: the latest version must be looked up anew.
+            table = self._with_renewal(options, lambda: self._open(address, options))
+            return self._make_index(request, uri, table)
+        except AttemptError as error:
+            kind = error.failure.kind
+            message = redact(error.failure.message, options.secrets())
+            names = {cls.__name__: cls for cls in LanceStreamError.__subclasses__()}
+            raise names[kind.value](explain(kind, subject, message)) from error
+
+    def fetch(self, source: StreamSource, shard: int) -> tuple[str, int]:
+        """Read a shard's rows and write its file, not yet published.
+
+        Returns:
+            Path of the temporary file, and its bytes.
+
+        Raises:
+            AttemptError: With the reason; no file is left.
+        """
+        register, index = source.register, source.index
+        options = self._storage_options(register.options)
+        rows = index.shard_rows(shard)
+        span = index.fragments.span(rows)
+
+        def read() -> pa.Table:
+            table = self._table(source, options)
+            return self._reading(lambda: table.read(span, index.selection))
+
+        table = self._with_renewal(options, read, forget=lambda: self._forget(source))
+        if table.num_rows != len(rows) or not table.schema.equals(index.schema):
+            found = f"{table.num_rows} rows of {table.schema.names}"
+            wanted = f"{len(rows)} rows of {index.schema.names}"
+            failure = Failure(
+                FailureKind.BROKEN,
+                f"the table gave {found}, the index says {wanted}",
+                retryable=False,
+            )
+            raise AttemptError(failure)
+        name = shard_name(source.fingerprint, shard)
+        path = os.path.join(register.directory, new_temporary_name(name, *self._writer))
+        try:
+            header = ShardHeader(source.fingerprint, shard, len(rows))
+            return path, write_shard(path, table, header)
+        except BaseException as error:
+            _unlink(path)
+            failure = classify(error, while_opening=False)
+            if failure.kind is FailureKind.CACHE_FULL:
+                failure = _disk_full(failure, register.directory, table.nbytes)
+            raise AttemptError(failure) from error
+
+    def _make_index(self, request: Plan, uri: str, table: Table) -> ShardIndex:
+        where = f"{redact(uri)} version {table.version}"
+        selection = Selection(request.columns, request.with_row_id)
+        rows = table.fragment_rows()
+        if not rows.num_rows:
+            msg = f"{where} has no rows: nothing to stream"
+            raise EmptyStreamError(msg)
+        schema = table.schema(selection)
+        check_supported(schema, where)
+        schema = schema.remove_metadata()
+        size = self._reading(lambda: table.sample_row_size(rows, selection, schema))
+        shard_rows = request.shard_rows or rows_per_shard(size, request.shard_bytes)
+        return ShardIndex(
+            uri=uri,
+            version=table.version,
+            identity=table_identity(table.manifest()),
+            selection=selection,
+            schema=schema,
+            fragments=rows,
+            shard_stops=contiguous_shard_stops(rows.num_rows, shard_rows),
+            row_size=size,
+        )
+
+    def _storage_options(self, options: Options) -> StorageOptions:
+        """One object for equal options, so that a token is renewed once for all streams."""
+        key = digest({"values": options.values, "function": options.function})
+        with self._lock:
+            if key not in self._options:
+                self._options[key] = StorageOptions(
+                    options.values, options.function, options.search_path
+                )
+            return self._options[key]
+
+    def _table(self, source: StreamSource, options: StorageOptions) -> Table:
+        register = source.register
+        key = digest({"uri": register.uri, "version": register.version, "options": id(options)})
+        _, renewed = options.current()
+        with self._lock:
+            table = None if renewed else self._tables.get(key)
+        if table is None:
+            address = TableAddress(register.uri, register.version, register.timeout_s)
+            table = self._open(address, options)
+        with self._lock:
+            self._tables[key] = table
+            self._tables.move_to_end(key)
+            while len(self._tables) > _MAX_OPEN_TABLES:
+                self._tables.popitem(last=False)
+        if source.checked is not table:
+            if table_identity(table.manifest()) != source.index.identity:
+                failure = Failure(
+                    FailureKind.VERSION_NOT_FOUND,
+                    f"version {register.version} is not the one that training began with: the "
+                    "table was made again at the same uri",
+                    retryable=False,
+                )
+                raise AttemptError(failure)
+            source.checked = table
+        return table
+
+    def _forget(self, source: StreamSource) -> None:
+        with self._lock:
+            self._tables.clear()
+        source.checked = None
+
+    def _open(self, address: TableAddress, options: StorageOptions) -> Table:
+        return self._opening(lambda: Table(address, options.current()[0]))
+
+    def _opening(self, call: Callable[[], _T]) -> _T:
+        return _classified(call, while_opening=True)
+
+    def _reading(self, call: Callable[[], _T]) -> _T:
+        return _classified(call, while_opening=False)
+
+    def _with_renewal(
+        self,
+        options: StorageOptions,
+        call: Callable[[], _T],
+        forget: Callable[[], None] | None = None,
+    ) -> _T:
+        """Call again with new credentials, once, if the store refused made ones."""
+        try:
+            return call()
+        except AttemptError as error:
+            if error.failure.kind is not FailureKind.CREDENTIALS or not options.renew():
+                raise
+            if forget:
+                forget()
+            return call()
+
+
+def _classified(call: Callable[[], _T], *, while_opening: bool) -> _T:
+    try:
+        return call()
+    except (LanceStreamError, AttemptError):
+        raise
+    except BaseException as error:  # Lance panics are not Exceptions.
+        logger.debug("Lance raised", exc_info=True)
+        raise AttemptError(classify(error, while_opening=while_opening)) from error
+
+
+def _disk_full(failure: Failure, directory: str, num_bytes: int) -> Failure:
+    status = os.statvfs(directory)
+    free = status.f_bavail * status.f_frsize
+    message = f"{directory} has {free} bytes free, the shard needs about {num_bytes}"
+    return Failure(failure.kind, f"{message}: {failure.message}", retryable=False)
+
+
+def _unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass

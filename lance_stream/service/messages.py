@@ -1,0 +1,217 @@
+"""What trainers and the download process say to each other: small, typed, without pickle.
+
+A connection carries frames: a 4-byte big-endian length and one MessagePack value, a tagged struct
+below. Rows never cross it. Credentials cross it, and are kept out of every ``repr``.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import ClassVar
+
+import msgspec
+
+__all__ = [
+    "MAX_FRAME_BYTES",
+    "PROTOCOL",
+    "Done",
+    "Dropped",
+    "Failed",
+    "Fetch",
+    "Forget",
+    "FromClient",
+    "FromServer",
+    "Hello",
+    "Options",
+    "Plan",
+    "PlanFailed",
+    "Planned",
+    "Register",
+    "Retry",
+    "decode_client",
+    "decode_server",
+    "encode",
+    "frame",
+    "receive_frame",
+]
+
+# Raised when messages change; part of the name of a process's directory, so versions never meet.
+PROTOCOL = 1
+# Storage options and paths are small; anything larger is not one of ours.
+MAX_FRAME_BYTES = 16 << 20
+_LENGTH = struct.Struct(">I")
+
+
+class Options(msgspec.Struct, frozen=True):
+    """Storage options as given: a mapping, or the name of a function that makes them."""
+
+    values: dict[str, str] | None = None
+    function: str | None = None
+    search_path: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"Options({'function' if self.function else sorted(self.values or ())})"
+
+
+class Hello(msgspec.Struct, frozen=True, tag=True):
+    """First message of a connection: who asks."""
+
+    pid: int
+
+
+class Plan(msgspec.Struct, frozen=True, tag=True):
+    """Make the shard index of a table. Answered by ``Planned`` or ``PlanFailed``."""
+
+    uri: str
+    split: str | None
+    version: int | str | None
+    columns: tuple[tuple[str, str], ...] | None
+    with_row_id: bool
+    shard_rows: int | None
+    shard_bytes: int
+    options: Options
+    timeout_s: float
+    attempts: int
+
+
+class Planned(msgspec.Struct, frozen=True, tag=True):
+    """The index lies in this file; whoever asked takes it away."""
+
+    path: str
+
+
+class PlanFailed(msgspec.Struct, frozen=True, tag=True):
+    """An index could not be made: name of the error class, and its text."""
+
+    error: str
+    message: str
+
+
+class Register(msgspec.Struct, frozen=True, tag=True):
+    """Announce a stream: what later ``Fetch`` messages of this connection mean by its key."""
+
+    stream: str
+    uri: str
+    version: int
+    index_path: str
+    directory: str
+    ledger_path: str
+    options: Options
+    timeout_s: float
+    attempts: int
+
+
+class Forget(msgspec.Struct, frozen=True, tag=True):
+    """The stream is not used by this connection any more."""
+
+    stream: str
+
+
+class Fetch(msgspec.Struct, frozen=True, tag=True):
+    """Bring a shard into the cache. ``demand``: somebody waits for it now."""
+
+    stream: str
+    shard: int
+    demand: bool
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """The shard's file is in the cache."""
+
+    stream: str
+    shard: int
+    num_bytes: int
+
+
+class Dropped(msgspec.Struct, frozen=True, tag=True):
+    """The shard was evicted before it was fetched, and nobody waits for it."""
+
+    stream: str
+    shard: int
+
+
+class Retry(msgspec.Struct, frozen=True, tag=True):
+    """An attempt at the shard failed and another follows; for the log of who waits."""
+
+    stream: str
+    shard: int
+    message: str
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """The shard could not be fetched: name of the error class, and the cause in words."""
+
+    stream: str
+    shard: int
+    error: str
+    message: str
+
+
+FromClient = Hello | Plan | Register | Forget | Fetch
+FromServer = Planned | PlanFailed | Done | Dropped | Retry | Failed
+
+
+class _Codec:
+    encoder: ClassVar[msgspec.msgpack.Encoder] = msgspec.msgpack.Encoder()
+    client: ClassVar[msgspec.msgpack.Decoder[FromClient]] = msgspec.msgpack.Decoder(FromClient)
+    server: ClassVar[msgspec.msgpack.Decoder[FromServer]] = msgspec.msgpack.Decoder(FromServer)
+
+
+def encode(message: FromClient | FromServer) -> bytes:
+    """A message as one frame."""
+    return frame(_Codec.encoder.encode(message))
+
+
+def frame(payload: bytes) -> bytes:
+    """Put the length in front."""
+    return _LENGTH.pack(len(payload)) + payload
+
+
+def decode_client(payload: bytes) -> FromClient:
+    """Read what a client sent.
+
+    Raises:
+        msgspec.DecodeError: Not one of the messages.
+    """
+    return _Codec.client.decode(payload)
+
+
+def decode_server(payload: bytes) -> FromServer:
+    """Read what the download process sent.
+
+    Raises:
+        msgspec.DecodeError: Not one of the messages.
+    """
+    return _Codec.server.decode(payload)
+
+
+def receive_frame(connection: socket.socket) -> bytes | None:
+    """Read one frame from a blocking socket; None when the other side is gone.
+
+    Raises:
+        TimeoutError: The socket's own timeout passed.
+        ConnectionError: The frame is cut short or too long.
+    """
+    head = _receive(connection, _LENGTH.size)
+    if head is None:
+        return None
+    (length,) = _LENGTH.unpack(head)
+    if length > MAX_FRAME_BYTES:
+        msg = f"a frame of {length} bytes: not from lance_stream"
+        raise ConnectionError(msg)
+    payload = _receive(connection, length)
+    if payload is None:
+        msg = "the connection closed inside a message"
+        raise ConnectionError(msg)
+    return payload
+
+
+def _receive(connection: socket.socket, length: int) -> bytes | None:
+    data = bytearray()
+    while len(data) < length:
+        part = connection.recv(length - len(data))
+        if not part:
+            return None
+        data += part
+    return bytes(data)

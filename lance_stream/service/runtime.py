@@ -1,0 +1,201 @@
+"""The private directory of one download process: where its socket, lock and log lie.
+
+::
+
+    <root>/                 per user, 0700, owner checked
+      <token>/              one job on one node
+        socket              0600
+        alive               locked by the process while it lives; holds its pid
+        starting            locked by whoever starts it
+        log                 what it had to say
+        running/            one small file for each fetch in progress: survives a crash
+        plans/              indexes on their way to who asked
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from lance_stream.errors import DownloadProcessError
+
+__all__ = [
+    "Endpoint",
+    "lock_is_held",
+    "new_endpoint",
+    "private_directory",
+    "sweep_stale_endpoints",
+]
+
+# sun_path holds 108 bytes with the closing NUL.
+_MAX_SOCKET_PATH = 107
+_STALE_AFTER_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where one download process is found. Picklable; holds nothing open."""
+
+    directory: str
+
+    @property
+    def socket_path(self) -> str:
+        """Path of the unix socket."""
+        return f"{self.directory}/socket"
+
+    @property
+    def alive_path(self) -> str:
+        """File that the process keeps locked while it lives."""
+        return f"{self.directory}/alive"
+
+    @property
+    def starting_path(self) -> str:
+        """File that is locked by whoever starts the process."""
+        return f"{self.directory}/starting"
+
+    @property
+    def log_path(self) -> str:
+        """Log of the process."""
+        return f"{self.directory}/log"
+
+    @property
+    def running_directory(self) -> str:
+        """Journal of the fetches in progress."""
+        return f"{self.directory}/running"
+
+    @property
+    def plans_directory(self) -> str:
+        """Indexes on their way to who asked for them."""
+        return f"{self.directory}/plans"
+
+    def make_directories(self) -> None:
+        """Make what is missing, private to the user."""
+        for path in (self.directory, self.running_directory, self.plans_directory):
+            os.makedirs(path, mode=0o700, exist_ok=True)
+
+    def pid(self) -> int | None:
+        """Pid of the live process; None if there is none."""
+        if not lock_is_held(self.alive_path):
+            return None
+        try:
+            return int(Path(self.alive_path).read_text())
+        except ValueError:
+            return None
+
+
+def private_directory(path: str) -> str:
+    """Make a directory that only this user can enter, or check that it is one.
+
+    Raises:
+        DownloadProcessError: It belongs to somebody else, is a link, or is open to others.
+    """
+    try:
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        status = os.lstat(path)
+    except OSError as error:
+        msg = f"cannot make the private directory {path}: {error}"
+        raise DownloadProcessError(msg) from error
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        msg = f"{path} is not a directory of this user (uid {os.getuid()}); remove or rename it"
+        raise DownloadProcessError(msg)
+    if status.st_mode & 0o077:
+        os.chmod(path, 0o700)
+    return path
+
+
+def runtime_root() -> str:
+    """The per-user directory for sockets.
+
+    ``LANCE_STREAM_RUNTIME_DIR``, or ``lance-stream-<uid>`` in ``/tmp``: not in ``$TMPDIR``, which
+    may be long, and may differ between a job and its restart.
+    """
+    chosen = os.environ.get("LANCE_STREAM_RUNTIME_DIR")
+    base = "/tmp" if os.path.isdir("/tmp") else tempfile.gettempdir()  # noqa: S108
+    path = private_directory(chosen or f"{base}/lance-stream-{os.getuid()}")
+    if len(path.encode()) + 24 > _MAX_SOCKET_PATH:
+        msg = (
+            f"{path} is too long for a unix socket (at most {_MAX_SOCKET_PATH - 24} bytes): "
+            "set LANCE_STREAM_RUNTIME_DIR to a shorter directory"
+        )
+        raise DownloadProcessError(msg)
+    return path
+
+
+def new_endpoint() -> Endpoint:
+    """A place for a download process of this job; nothing is started."""
+    endpoint = Endpoint(f"{runtime_root()}/{secrets.token_hex(6)}")
+    endpoint.make_directories()
+    return endpoint
+
+
+def lock_is_held(path: str) -> bool:
+    """Whether a live process holds the lock on a file."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+@contextmanager
+def locked(path: str, timeout_s: float) -> Iterator[None]:
+    """Hold the lock on a file, which is made; the kernel frees that of a dead holder.
+
+    Raises:
+        DownloadProcessError: It was not free in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:
+            continue
+        try:
+            if _try_lock(descriptor, path):
+                yield
+                return
+        finally:
+            os.close(descriptor)
+        if time.monotonic() > deadline:
+            msg = f"waited {timeout_s:g} s for another process to release {path}"
+            raise DownloadProcessError(msg)
+        time.sleep(0.02)
+
+
+def _try_lock(descriptor: int, path: str) -> bool:
+    """Lock the file, unless another process holds it or has removed it meanwhile."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except (BlockingIOError, FileNotFoundError):
+        return False
+
+
+def sweep_stale_endpoints() -> None:
+    """Remove directories of processes that were killed together with their jobs."""
+    root = runtime_root()
+    for name in os.listdir(root):
+        endpoint = Endpoint(f"{root}/{name}")
+        try:
+            age = time.time() - os.stat(endpoint.directory).st_mtime
+        except OSError:
+            continue
+        if age > _STALE_AFTER_S and not lock_is_held(endpoint.alive_path):
+            with suppress(DownloadProcessError), locked(endpoint.starting_path, 0.0):
+                shutil.rmtree(endpoint.directory, ignore_errors=True)

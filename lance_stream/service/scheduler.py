@@ -1,0 +1,395 @@
+"""Which shard is fetched when, by whom it is awaited, and what a failure leads to.
+
+A pure state machine: ``handle`` takes an event and the time and returns instructions for the
+server, which does all I/O. Nothing here waits, reads a clock or opens anything, so every rule has
+a test that compares instruction lists.
+
+Rules:
+
+- one fetch of a shard at a time, whoever asks (single flight);
+- what somebody waits for goes before what is only asked for ahead of use, first come first
+  served within each;
+- at most ``max_running`` fetches, and together at most ``max_bytes`` expected bytes, except that
+  one fetch may always run (a shard larger than the budget runs alone);
+- a failure that may pass is tried again after an exponential, jittered delay, up to the stream's
+  ``attempts``; other failures are final;
+- an attempt that runs past its deadline counts as failed. The call cannot be interrupted, so the
+  process must be retired: the server starts no more work and a fresh process takes over;
+- a shard that was being fetched when the process died is suspect. It runs alone, so that the next
+  death convicts it, and after ``max_deaths`` it is reported instead of tried again;
+- a failure is told to all who asked and then forgotten: the next request starts afresh.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from lance_stream.source.failures import Failure, FailureKind
+
+__all__ = [
+    "Asked",
+    "Event",
+    "Fetched",
+    "Instruction",
+    "Key",
+    "Left",
+    "Lost",
+    "Missed",
+    "Policy",
+    "Reply",
+    "Retire",
+    "Scheduler",
+    "Start",
+    "Tick",
+    "Unwanted",
+]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Key:
+    """One shard of one stream."""
+
+    stream: str
+    shard: int
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How a stream's shards are fetched.
+
+    Attributes:
+        timeout_s: Longest time of one attempt.
+        attempts: Attempts before a failure is final, at least 1.
+    """
+
+    timeout_s: float
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A client asks for a shard. ``demand``: it waits for it now."""
+
+    client: int
+    key: Key
+    demand: bool
+    expected_bytes: int
+    policy: Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A client is gone, or gave up a stream (None: all of them)."""
+
+    client: int
+    stream: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """An attempt published the shard."""
+
+    key: Key
+    attempt: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unwanted:
+    """The shard was evicted meanwhile: it was not fetched, or its file was removed again."""
+
+    key: Key
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """An attempt failed."""
+
+    key: Key
+    attempt: int
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """An earlier process ended while it fetched the shard.
+
+    Attributes:
+        attempts: Attempts that were used up by hanging.
+        deaths: How many processes died over it.
+    """
+
+    key: Key
+    attempts: int
+    deaths: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = Asked | Left | Fetched | Unwanted | Missed | Lost | Tick
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Begin an attempt; its result comes back as Fetched, Unwanted or Missed with its number."""
+
+    key: Key
+    attempt: int
+    deadline: float
+    deaths: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Tell clients how a shard ended; ``outcome`` None means it was dropped as unwanted.
+
+    ``final`` False: only news, a failed attempt that is tried again.
+    """
+
+    clients: tuple[int, ...]
+    key: Key
+    outcome: int | Failure | None
+    final: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Retire:
+    """A call hangs and cannot be interrupted: end the process so that a fresh one takes over."""
+
+    reason: str
+    hung: tuple[tuple[Key, int], ...]
+
+
+Instruction = Start | Reply | Retire
+
+
+@dataclass(slots=True)
+class _Fetch:
+    key: Key
+    order: int
+    expected_bytes: int
+    policy: Policy
+    waiting: dict[int, bool] = field(default_factory=dict)  # client -> whether it demands
+    attempts: int = 0
+    deaths: int = 0
+    running: bool = False
+    deadline: float = 0.0
+    not_before: float = 0.0
+
+    @property
+    def demanded(self) -> bool:
+        return any(self.waiting.values())
+
+
+class Scheduler:
+    """State of all fetches of one download process."""
+
+    def __init__(
+        self,
+        *,
+        max_running: int,
+        max_bytes: int,
+        max_deaths: int,
+        first_delay_s: float,
+        max_delay_s: float,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        """Set the limits.
+
+        Args:
+            max_running: Fetches at a time.
+            max_bytes: Expected bytes of all running fetches together.
+            max_deaths: Deaths of a process over one shard before it is reported.
+            first_delay_s: Mean delay before the second attempt; doubles from there.
+            max_delay_s: Largest mean delay.
+            jitter: Random number in [0, 1); delays are 0.5 to 1.5 of their mean.
+        """
+        self._max_running = max_running
+        self._max_bytes = max_bytes
+        self._max_deaths = max_deaths
+        self._first_delay_s = first_delay_s
+        self._max_delay_s = max_delay_s
+        self._jitter = jitter
+        self._fetches: dict[Key, _Fetch] = {}
+        self._lost: dict[Key, Lost] = {}
+        self._asked = 0
+        self._retired = False
+
+    @property
+    def num_running(self) -> int:
+        """Fetches in progress."""
+        return sum(fetch.running for fetch in self._fetches.values())
+
+    @property
+    def num_queued(self) -> int:
+        """Fetches that wait for their turn or for a delay to pass."""
+        return sum(not fetch.running for fetch in self._fetches.values())
+
+    def is_demanded(self, key: Key) -> bool:
+        """Whether somebody waits for the shard now."""
+        fetch = self._fetches.get(key)
+        return fetch is not None and fetch.demanded
+
+    def handle(self, event: Event, now: float) -> list[Instruction]:
+        """Take one event; returns what the server must do, in order.
+
+        Args:
+            event: What happened.
+            now: Seconds on any clock that only goes forward.
+        """
+        out: list[Instruction] = []
+        match event:
+            case Asked():
+                self._on_asked(event, out)
+            case Left():
+                self._on_left(event)
+            case Fetched(key, attempt, num_bytes):
+                self._end(key, attempt, num_bytes, out)
+            case Unwanted(key, attempt):
+                self._on_unwanted(key, attempt, out)
+            case Missed(key, attempt, failure):
+                self._on_missed(key, attempt, failure, now, out)
+            case Lost():
+                self._lost[event.key] = event
+            case Tick():
+                self._on_tick(now, out)
+        if not self._retired:
+            self._start_ready(now, out)
+        return out
+
+    def next_wakeup(self, now: float) -> float | None:
+        """When the next ``Tick`` is due: a deadline or the end of a delay; None if none is."""
+        running = [f.deadline for f in self._fetches.values() if f.running]
+        delayed = [f.not_before for f in self._fetches.values() if f.not_before > now]
+        return min(running + delayed, default=None)
+
+    def _on_asked(self, event: Asked, out: list[Instruction]) -> None:
+        fetch = self._fetches.get(event.key)
+        if fetch is None:
+            lost = self._lost.pop(event.key, None)
+            deaths = lost.deaths if lost else 0
+            if deaths >= self._max_deaths:
+                failure = Failure(
+                    FailureKind.BROKEN,
+                    f"the download process died {deaths} times while it read these rows",
+                    retryable=False,
+                )
+                out.append(Reply((event.client,), event.key, failure))
+                return
+            attempts = lost.attempts if lost else 0
+            if attempts >= event.policy.attempts:
+                out.append(Reply((event.client,), event.key, _hung(event.policy, attempts)))
+                return
+            self._asked += 1
+            fetch = _Fetch(event.key, self._asked, event.expected_bytes, event.policy)
+            fetch.attempts, fetch.deaths = attempts, deaths
+            self._fetches[event.key] = fetch
+        fetch.waiting[event.client] = event.demand or fetch.waiting.get(event.client, False)
+
+    def _on_left(self, event: Left) -> None:
+        for key, fetch in list(self._fetches.items()):
+            if event.stream is None or event.stream == key.stream:
+                fetch.waiting.pop(event.client, None)
+                if not fetch.waiting and not fetch.running:
+                    del self._fetches[key]
+
+    def _on_unwanted(self, key: Key, attempt: int, out: list[Instruction]) -> None:
+        fetch = self._current(key, attempt)
+        if fetch is None:
+            return
+        fetch.running = False
+        clients = tuple(c for c, demand in fetch.waiting.items() if not demand)
+        if clients:
+            out.append(Reply(clients, key, None))
+        # Somebody may have begun to wait while the file was thrown away: fetch it for them.
+        fetch.waiting = {c: True for c, demand in fetch.waiting.items() if demand}
+        fetch.attempts -= 1
+        if not fetch.waiting:
+            del self._fetches[key]
+
+    def _on_missed(
+        self, key: Key, attempt: int, failure: Failure, now: float, out: list[Instruction]
+    ) -> None:
+        fetch = self._current(key, attempt)
+        if fetch is None:
+            return
+        if not fetch.waiting:
+            del self._fetches[key]
+        elif failure.retryable and fetch.attempts < fetch.policy.attempts:
+            fetch.running = False
+            mean = min(self._max_delay_s, self._first_delay_s * 2 ** (fetch.attempts - 1))
+            fetch.not_before = now + mean * (0.5 + self._jitter())
+            out.append(Reply(tuple(fetch.waiting), key, failure, final=False))
+        else:
+            self._end(key, attempt, _after(failure, fetch.attempts), out)
+
+    def _on_tick(self, now: float, out: list[Instruction]) -> None:
+        hung = [f for f in self._fetches.values() if f.running and f.deadline <= now]
+        if not hung or self._retired:
+            return
+        self._retired = True
+        for fetch in hung:
+            failure = _hung(fetch.policy, fetch.attempts)
+            final = fetch.attempts >= fetch.policy.attempts
+            out.append(Reply(tuple(fetch.waiting), fetch.key, failure, final=final))
+        first = hung[0]
+        reason = (
+            f"shard {first.key.shard} got no answer within {first.policy.timeout_s:g} s "
+            f"(attempt {first.attempts} of {first.policy.attempts})"
+        )
+        left = [f for f in hung if f.attempts < f.policy.attempts]
+        out.append(Retire(reason, tuple((f.key, f.attempts) for f in left)))
+
+    def _end(self, key: Key, attempt: int, outcome: int | Failure, out: list[Instruction]) -> None:
+        fetch = self._current(key, attempt)
+        if fetch is not None:
+            del self._fetches[key]
+            if fetch.waiting:
+                out.append(Reply(tuple(fetch.waiting), key, outcome))
+
+    def _current(self, key: Key, attempt: int) -> _Fetch | None:
+        """The fetch whose running attempt this is; None for a late result of an older one."""
+        fetch = self._fetches.get(key)
+        return fetch if fetch and fetch.running and fetch.attempts == attempt else None
+
+    def _start_ready(self, now: float, out: list[Instruction]) -> None:
+        running = [f for f in self._fetches.values() if f.running]
+        if any(f.deaths for f in running):
+            return
+        num_running, num_bytes = len(running), sum(f.expected_bytes for f in running)
+        ready = [f for f in self._fetches.values() if not f.running and f.not_before <= now]
+        for fetch in sorted(ready, key=lambda f: (not f.demanded, f.order)):
+            alone = fetch.deaths > 0
+            full = num_running >= self._max_running
+            over = num_bytes + fetch.expected_bytes > self._max_bytes
+            if num_running and (alone or full or over):
+                return
+            num_running += 1
+            num_bytes += fetch.expected_bytes
+            fetch.running = True
+            fetch.attempts += 1
+            fetch.deadline = now + fetch.policy.timeout_s
+            out.append(Start(fetch.key, fetch.attempts, fetch.deadline, fetch.deaths))
+            if alone:
+                return
+
+
+def _hung(policy: Policy, attempts: int) -> Failure:
+    return Failure(
+        FailureKind.UNAVAILABLE,
+        f"no answer within {policy.timeout_s:g} s (attempt {attempts} of {policy.attempts}); "
+        "the store hangs or is too slow for download_timeout",
+        retryable=True,
+    )
+
+
+def _after(failure: Failure, attempts: int) -> Failure:
+    if attempts <= 1:
+        return failure
+    return Failure(failure.kind, f"{failure.message} (after {attempts} attempts)", retryable=False)

@@ -1,0 +1,385 @@
+"""The download process: sockets, threads and files around the pure scheduler.
+
+One event loop owns all state; each Lance call runs in a thread of its own, so that one that hangs
+can be abandoned. The process ends by itself soon after the last client is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import logging
+import os
+import shutil
+import signal
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import pyarrow as pa
+
+from lance_stream.errors import LanceStreamError
+from lance_stream.planning.index import ShardIndex
+from lance_stream.service import messages as m
+from lance_stream.service import scheduler as s
+from lance_stream.service.fetching import AttemptError, Fetcher, StreamSource
+from lance_stream.service.journal import Journal
+from lance_stream.service.launcher import peer_uid
+from lance_stream.service.runtime import Endpoint
+from lance_stream.shards.ledger import Ledger
+from lance_stream.source.failures import classify, explain
+from lance_stream.source.location import redact
+
+__all__ = ["Limits", "Server"]
+
+logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the process may use and how long it lingers; set by the environment in ``daemon``."""
+
+    max_running: int = 16
+    max_bytes: int = 512 << 20
+    max_deaths: int = 3
+    first_delay_s: float = 0.25
+    max_delay_s: float = 10.0
+    first_client_s: float = 6.0
+    linger_s: float = 3.0
+
+
+@dataclass(slots=True, eq=False)
+class _Client:
+    """One connection."""
+
+    number: int
+    writer: asyncio.StreamWriter
+    pid: int = 0
+    streams: set[str] = field(default_factory=set)
+
+
+class Server:
+    """State of the process. Everything but the threads runs on the event loop."""
+
+    def __init__(self, endpoint: Endpoint, limits: Limits) -> None:
+        """Prepare; ``run`` serves."""
+        self._endpoint = endpoint
+        self._limits = limits
+        self._fetcher = Fetcher()
+        self._journal = Journal(endpoint.running_directory)
+        self._scheduler = s.Scheduler(
+            max_running=limits.max_running,
+            max_bytes=limits.max_bytes,
+            max_deaths=limits.max_deaths,
+            first_delay_s=limits.first_delay_s,
+            max_delay_s=limits.max_delay_s,
+        )
+        self._sources: dict[str, StreamSource] = {}
+        self._ledgers: dict[str, Ledger] = {}
+        self._clients: dict[int, _Client] = {}
+        self._connections = 0
+        self._plans = 0
+        self._loop = asyncio.get_running_loop()
+        self.ended = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._idle: asyncio.TimerHandle | None = None
+
+    async def run(self) -> bool:
+        """Serve until no client is left, or the process is told to end or retires itself.
+
+        Returns:
+            Whether there are clients still, who will ask for a fresh process.
+        """
+        for lost in self._journal.take_over():
+            self._scheduler.handle(lost, self._loop.time())
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            self._loop.add_signal_handler(number, self.ended.set)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._endpoint.socket_path)
+        server = await asyncio.start_unix_server(self._serve, self._endpoint.socket_path)
+        os.chmod(self._endpoint.socket_path, 0o600)
+        self._end_unless_used(self._limits.first_client_s)
+        await self.ended.wait()
+        server.close()
+        # What is still in the buffers of the sockets is sent before they close.
+        for client in list(self._clients.values()):
+            with contextlib.suppress(OSError, asyncio.TimeoutError):
+                await asyncio.wait_for(client.writer.drain(), 1.0)
+        return bool(self._clients)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # So that ``drain`` means sent, not merely below a mark.
+        writer.transport.set_write_buffer_limits(high=0)
+        peer: socket.socket = writer.get_extra_info("socket")
+        if not _same_user(peer):
+            writer.close()
+            return
+        self._connections += 1
+        client = _Client(self._connections, writer)
+        self._clients[client.number] = client
+        if self._idle:
+            self._idle.cancel()
+        try:
+            while True:
+                (length,) = struct.unpack(">I", await reader.readexactly(4))
+                if length > m.MAX_FRAME_BYTES:
+                    break
+                self._on_message(client, m.decode_client(await reader.readexactly(length)))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        except Exception:
+            logger.exception("closing the connection of process %s", client.pid)
+        finally:
+            writer.close()
+            self._on_gone(client)
+
+    def _on_message(self, client: _Client, message: m.FromClient) -> None:
+        match message:
+            case m.Hello(pid=pid):
+                client.pid = pid
+            case m.Plan():
+                self._plan(client, message)
+            case m.Register():
+                self._register(client, message)
+            case m.Forget(stream=stream):
+                self._forget(client, stream)
+            case m.Fetch(stream=stream, shard=shard, demand=demand):
+                source = self._sources.get(stream)
+                if source is None:
+                    text = "the stream is not known to the download process"
+                    self._send(client, m.Failed(stream, shard, "DownloadProcessError", text))
+                    return
+                found = _size(source.path(shard))
+                if found is not None:
+                    self._send(client, m.Done(stream, shard, found))
+                    return
+                rows = source.index.shard_rows(shard)
+                expected = source.index.row_size.shard_bytes(len(rows))
+                policy = s.Policy(source.register.timeout_s, source.register.attempts)
+                key = s.Key(stream, shard)
+                self._handle(s.Asked(client.number, key, demand, expected, policy))
+
+    def _register(self, client: _Client, message: m.Register) -> None:
+        if message.stream not in self._sources:
+            self._sources[message.stream] = StreamSource.load(message)
+            self._ledgers[message.stream] = Ledger(message.ledger_path)
+        client.streams.add(message.stream)
+
+    def _forget(self, client: _Client, stream: str) -> None:
+        client.streams.discard(stream)
+        self._handle(s.Left(client.number, stream))
+        if not any(stream in other.streams for other in self._clients.values()):
+            self._sources.pop(stream, None)
+            ledger = self._ledgers.pop(stream, None)
+            if ledger is not None:
+                ledger.close()
+
+    def _on_gone(self, client: _Client) -> None:
+        self._clients.pop(client.number, None)
+        self._handle(s.Left(client.number))
+        for stream in list(client.streams):
+            self._forget(client, stream)
+        if not self._clients:
+            self._end_unless_used(self._limits.linger_s)
+
+    def _end_unless_used(self, after_s: float) -> None:
+        if self._idle:
+            self._idle.cancel()
+
+        def end() -> None:
+            if not self._clients:
+                self.ended.set()
+
+        self._idle = self._loop.call_later(after_s, end)
+
+    def _handle(self, event: s.Event) -> None:
+        """Give an event to the scheduler and do what it says."""
+        for instruction in self._scheduler.handle(event, self._loop.time()):
+            match instruction:
+                case s.Start(key=key, attempt=attempt, deaths=deaths):
+                    self._journal.begin(key, attempt, deaths)
+                    self._start(key, attempt)
+                case s.Reply():
+                    self._reply(instruction)
+                case s.Retire(reason=reason, hung=hung):
+                    self._retire(reason, hung)
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+        wakeup = self._scheduler.next_wakeup(self._loop.time())
+        if wakeup is not None:
+            self._timer = self._loop.call_at(wakeup + 0.001, self._handle, s.Tick())
+
+    def _start(self, key: s.Key, attempt: int) -> None:
+        """Run an attempt in a thread of its own."""
+        source = self._sources.get(key.stream)
+        if source is None or not self._is_wanted(key):
+            # Not from inside _handle: its instructions are still being carried out.
+            self._loop.call_soon(self._unwanted, key, attempt)
+            return
+
+        def done(result: tuple[str, int] | BaseException) -> None:
+            if isinstance(result, AttemptError):
+                self._journal.end(key)
+                self._handle(s.Missed(key, attempt, result.failure))
+            elif isinstance(result, BaseException):
+                self._journal.end(key)
+                logger.error("fetching shard %s failed", key.shard, exc_info=result)
+
+                self._handle(s.Missed(key, attempt, classify(result, while_opening=False)))
+            else:
+                self._publish(key, attempt, source, *result)
+
+        self._in_thread(lambda: self._fetcher.fetch(source, key.shard), done)
+
+    def _publish(
+        self, key: s.Key, attempt: int, source: StreamSource, path: str, num_bytes: int
+    ) -> None:
+        """Rename the file into place, then look whether anybody still wants it."""
+        self._journal.end(key)
+        final = source.path(key.shard)
+        try:
+            if not self._is_wanted(key):
+                os.unlink(path)
+                self._handle(s.Unwanted(key, attempt))
+                return
+            os.rename(path, final)
+            # An eviction sets the charge to zero before it removes the file, so one of the two
+            # sides sees the other: no file stays that the cache does not count.
+            if not self._is_wanted(key):
+                os.unlink(final)
+                self._handle(s.Unwanted(key, attempt))
+                return
+        except OSError as error:
+            self._handle(s.Missed(key, attempt, classify(error, while_opening=False)))
+            return
+        self._handle(s.Fetched(key, attempt, num_bytes))
+
+    def _unwanted(self, key: s.Key, attempt: int) -> None:
+        self._journal.end(key)
+        self._handle(s.Unwanted(key, attempt))
+
+    def _is_wanted(self, key: s.Key) -> bool:
+        ledger = self._ledgers.get(key.stream)
+        if ledger is None:
+            return False
+        return self._scheduler.is_demanded(key) or ledger.charged(key.shard) > 0
+
+    def _reply(self, reply: s.Reply) -> None:
+        key, outcome = reply.key, reply.outcome
+        source = self._sources.get(key.stream)
+        if source is None:
+            return
+        message: m.FromServer
+        if outcome is None:
+            message = m.Dropped(key.stream, key.shard)
+        elif isinstance(outcome, int):
+            message = m.Done(key.stream, key.shard, outcome)
+        else:
+            register, rows = source.register, source.index.shard_rows(key.shard)
+            where = (
+                f"shard {key.shard} (rows {rows}) of {redact(register.uri)} "
+                f"version {register.version}"
+            )
+            text = explain(outcome.kind, where, redact(outcome.message, register.options.values))
+            if reply.final:
+                message = m.Failed(key.stream, key.shard, outcome.kind.value, text)
+            else:
+                message = m.Retry(key.stream, key.shard, text)
+            logger.warning("%s%s", text, "" if reply.final else "; trying again")
+        for number in reply.clients:
+            client = self._clients.get(number)
+            if client is not None:
+                self._send(client, message)
+
+    def _send(self, client: _Client, message: m.FromServer) -> None:
+        if not client.writer.is_closing():
+            client.writer.write(m.encode(message))
+
+    def _plan(self, client: _Client, request: m.Plan) -> None:
+        """Plan in a thread, bounded by the request's time."""
+        self._plans += 1
+        path = f"{self._endpoint.plans_directory}/{self._plans}"
+        answered = False
+
+        def answer(message: m.FromServer) -> None:
+            nonlocal answered
+            if not answered:
+                answered = True
+                self._send(client, message)
+
+        def done(result: ShardIndex | BaseException) -> None:
+            timer.cancel()
+            if isinstance(result, LanceStreamError):
+                answer(m.PlanFailed(type(result).__name__, str(result)))
+            elif isinstance(result, BaseException):
+                logger.error("planning failed", exc_info=result)
+                text = f"planning {request.uri} failed: {type(result).__name__}: {result}"
+                answer(m.PlanFailed("PlanError", text))
+            else:
+                with open(path, "wb") as file:
+                    file.write(result.to_bytes())
+                answer(m.Planned(path))
+
+        def too_late() -> None:
+            text = (
+                f"{request.uri} got no answer within download_timeout={request.timeout_s:g} s; "
+                "check endpoint and network, or raise download_timeout"
+            )
+            answer(m.PlanFailed("SourceUnavailableError", text))
+            self._retire(text, ())
+
+        timer = self._loop.call_later(request.timeout_s, too_late)
+        self._in_thread(lambda: self._fetcher.plan(request), done)
+
+    def _in_thread(
+        self, work: Callable[[], _T], done: Callable[[_T | BaseException], None]
+    ) -> None:
+        """Run ``work`` in a thread; ``done`` gets its result or exception on the loop."""
+
+        def run() -> None:
+            result: _T | BaseException
+            try:
+                result = work()
+            except BaseException as error:  # noqa: BLE001: Lance panics are not Exceptions
+                result = error
+            self._loop.call_soon_threadsafe(done, result)
+            del result
+            if not threading.active_count() - 2 > 1:
+                _give_memory_back()
+
+        threading.Thread(target=run, daemon=True).start()
+
+    def _retire(self, reason: str, hung: tuple[tuple[s.Key, int], ...]) -> None:
+        """End the process although a call hangs in it; clients come back to a fresh one."""
+        logger.warning("%s: retiring this process, a fresh one takes over", reason)
+        shutil.rmtree(self._endpoint.running_directory, ignore_errors=True)
+        os.makedirs(self._endpoint.running_directory, exist_ok=True)
+        for key, attempts in hung:
+            self._journal.hung(key, attempts)
+        self.ended.set()
+
+
+def _same_user(peer: socket.socket) -> bool:
+
+    return peer_uid(peer) == os.getuid()
+
+
+def _size(path: str) -> int | None:
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return None
+
+
+def _give_memory_back() -> None:
+    """Return freed memory to the system, so that an idle process is small."""
+    pa.default_memory_pool().release_unused()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)

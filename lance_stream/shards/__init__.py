@@ -1,0 +1,1 @@
+"""Shard files in the local cache: written, published, opened, decoded, counted."""

@@ -1,0 +1,163 @@
+"""Arrow IPC shard files: written complete and checksummed, verified when opened.
+
+A shard is an ordinary Arrow IPC *file* (any Arrow reader opens it) whose footer metadata says
+what it is::
+
+    lance_stream.shard  {"fingerprint": ..., "shard": 42, "rows": 1000}
+    lance_stream.check  "xxh3-128:" and 32 hex digits: the hash of the whole file, with the
+                        digits themselves read as zeros
+
+The stream format is not used: cut at a message border it reads back short without an error.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import xxhash
+
+from lance_stream.errors import ShardCorruptError
+
+__all__ = ["ShardHeader", "ShardFile", "write_shard"]
+
+_HEADER = b"lance_stream.shard"
+_CHECK = b"lance_stream.check"
+_MARK = b"xxh3-128:"
+_ZEROS = b"0" * 32
+
+
+@dataclass(frozen=True, slots=True)
+class ShardHeader:
+    """What a shard file is, as written inside it."""
+
+    fingerprint: str
+    shard: int
+    num_rows: int
+
+    def to_bytes(self) -> bytes:
+        """Encode as JSON."""
+        value = {"fingerprint": self.fingerprint, "shard": self.shard, "rows": self.num_rows}
+        return json.dumps(value).encode()
+
+
+def write_shard(path: str, table: pa.Table, header: ShardHeader) -> int:
+    """Write a shard file, not yet published: complete and checksummed when this returns.
+
+    The rows are one record batch wherever 32-bit offsets allow.
+
+    Args:
+        path: File to create; must not exist.
+        table: The rows.
+        header: What the file is.
+
+    Returns:
+        Bytes of the file.
+
+    Raises:
+        OSError: The file cannot be written (a full disk, for one). What was written is left for
+            the caller to remove.
+    """
+    table = table.combine_chunks()
+    metadata = {_HEADER: header.to_bytes(), _CHECK: _MARK + _ZEROS}
+    schema = table.schema.remove_metadata()
+    with pa.OSFile(path, mode="wb") as sink:
+        with pa.ipc.new_file(sink, schema, metadata=metadata) as writer:
+            for batch in table.to_batches():
+                writer.write_batch(batch)
+    with open(path, "r+b") as file:
+        num_bytes = os.fstat(file.fileno()).st_size
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            at = _find_checksum(mapped)
+            checksum = _checksum(mapped, at)
+        # Not through the mapping: where the disk is full that would be a SIGBUS, not an error.
+        os.pwrite(file.fileno(), checksum, at)
+    return num_bytes
+
+
+def _find_checksum(mapped: mmap.mmap) -> int:
+    """Offset of the checksum's digits in the footer; -1 if there are none."""
+    at = mapped.rfind(_MARK)
+    return at + len(_MARK) if 0 <= at <= len(mapped) - len(_MARK) - len(_ZEROS) else -1
+
+
+def _checksum(mapped: mmap.mmap, at: int) -> bytes:
+    """Hash the file, reading the checksum itself as zeros."""
+    hasher = xxhash.xxh3_128()
+    with memoryview(mapped) as view:
+        hasher.update(view[:at])
+        hasher.update(_ZEROS)
+        hasher.update(view[at + len(_ZEROS) :])
+    return hasher.hexdigest().encode()
+
+
+class ShardFile:
+    """A published shard file, mapped into memory.
+
+    Attributes:
+        batches: Its record batches; their buffers point into the mapping.
+        num_bytes: Size of the file.
+        inode: Device, inode and modification time: names this very file.
+    """
+
+    __slots__ = ("batches", "inode", "num_bytes")
+
+    def __init__(
+        self, path: str, expected: ShardHeader, schema: pa.Schema, *, verified: object = None
+    ) -> None:
+        """Map the file and check it against the plan.
+
+        Args:
+            path: The file.
+            expected: What the plan says of it.
+            schema: Columns and types that its rows must have.
+            verified: The ``inode`` of an earlier opening that was checked: the same file is not
+                hashed again.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            ShardCorruptError: It is not what was published for that place in the plan.
+        """
+        with open(path, "rb") as file:
+            status = os.fstat(file.fileno())
+            self.num_bytes = status.st_size
+            self.inode = (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)
+            if not status.st_size:
+                msg = f"{path} is empty"
+                raise ShardCorruptError(msg)
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        if verified != self.inode:
+            at = _find_checksum(mapped)
+            if at < 0 or mapped[at : at + len(_ZEROS)] != _checksum(mapped, at):
+                msg = f"{path}: the checksum does not match the content"
+                raise ShardCorruptError(msg)
+        try:
+            reader = pa.ipc.open_file(pa.py_buffer(mapped))
+            header = reader.metadata.get(_HEADER, b"") if reader.metadata else b""
+            found_schema = reader.schema
+            batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
+        except (pa.ArrowException, OSError, ValueError) as error:
+            msg = f"{path}: not an Arrow file: {error}"
+            raise ShardCorruptError(msg) from error
+        num_rows = sum(batch.num_rows for batch in batches)
+        _expect(path, "header", json.loads(expected.to_bytes()), _json(header))
+        _expect(path, "rows", expected.num_rows, num_rows)
+        _expect(path, "schema", schema.remove_metadata(), found_schema.remove_metadata())
+        self.batches = batches
+
+
+def _json(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except ValueError:
+        return None
+
+
+def _expect(path: str, what: str, expected: object, found: object) -> None:
+    if expected != found:
+        msg = f"{path}: {what} should be {expected} but is {found}"
+        raise ShardCorruptError(msg)

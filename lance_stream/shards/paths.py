@@ -1,0 +1,57 @@
+"""Names of the files in a cache directory. Pure, but for the sweep of leftovers."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+
+__all__ = [
+    "index_name",
+    "is_shard_name",
+    "new_temporary_name",
+    "shard_name",
+    "sweep_temporary_files",
+]
+
+# Enough of the fingerprint that two can never meet in one directory, short enough to read.
+_FINGERPRINT_CHARS = 20
+_SHARD = re.compile(r"[0-9a-f]{20}\.[0-9]{8,}\.arrow")
+_TEMPORARY = re.compile(r"\.tmp-([0-9]+)-([0-9]+)-.*")
+
+
+def shard_name(fingerprint: str, shard: int) -> str:
+    """File name of a shard: content-addressed, so it can never stand for other rows."""
+    return f"{fingerprint[:_FINGERPRINT_CHARS]}.{shard:08d}.arrow"
+
+
+def is_shard_name(name: str) -> bool:
+    """Whether a file name is one that ``shard_name`` gives (for any fingerprint)."""
+    return _SHARD.fullmatch(name) is not None
+
+
+def index_name(fingerprint: str) -> str:
+    """File name of the index."""
+    return f"{fingerprint[:_FINGERPRINT_CHARS]}.index.arrow"
+
+
+def new_temporary_name(name: str, pid: int, started: int) -> str:
+    """Name for a file until it is published; names its writer, so leftovers can be told."""
+    return f".tmp-{pid}-{started}-{name}"
+
+
+def sweep_temporary_files(directory: str, is_alive: Callable[[int, int], bool]) -> Iterator[str]:
+    """Remove what dead writers left behind; yields the names removed. Touches files.
+
+    Args:
+        directory: Cache directory.
+        is_alive: Tells from pid and start time whether a writer still runs.
+    """
+    for name in os.listdir(directory):
+        match = _TEMPORARY.fullmatch(name)
+        if match and not is_alive(int(match.group(1)), int(match.group(2))):
+            try:
+                os.unlink(os.path.join(directory, name))
+            except FileNotFoundError:
+                continue
+            yield name
