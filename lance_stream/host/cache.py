@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 import weakref
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -38,12 +39,13 @@ __all__ = ["CacheAddress", "StreamCache"]
 logger = logging.getLogger(__name__)
 
 # Open mappings of a process. With a cache limit, an evicted file that is still mapped takes up
-# disk, so few are kept and those of evicted shards are dropped.
+# disk until the process reads its next sample, so only a small part of the cache is kept mapped.
 _MAX_MAPPED = 64
-_MAX_MAPPED_LIMITED = 4
+_MAPPED_PART = 16
 # With a cache limit, charges are corrected soon after shards arrive, but not at every sample.
 _CORRECT_EVERY_S = 0.02
 _MAX_CORRUPT = 2
+_RESIDENCE_S = 0.03
 _MAX_EVICTED = 100
 
 
@@ -115,8 +117,11 @@ class StreamCache:
         self.address = address
         # The host asks for the largest size of a shard exactly when it has a cache limit.
         self.limited = False
-        self.views: OrderedDict[int, Callable[[int], dict[str, Any]]] = OrderedDict()
+        self.views: dict[int, Callable[[int], dict[str, Any]]] = {}
+        self._lock = threading.Lock()
         self.arrivals: deque[int] = deque()
+        # What readers told the host of shards that are there: asked for at every sample.
+        self.settled: dict[int, list[Any]] = {}
         self._inodes: dict[int, tuple[int, ...]] = {}
         self._verified: dict[int, tuple[int, ...]] = {}
         self._index = index
@@ -210,6 +215,20 @@ class StreamCache:
             return change
         return change + self.ledger.charge(shard, size)
 
+    def make_room(self, shard: int) -> int:
+        """The host is about to evict until a shard fits: how many bytes it may take.
+
+        The host's ready thread looks every 7 ms whether a shard it waits for is LOCAL. One that
+        is prepared and evicted again between two looks is waited for for ever, so evictions are
+        spaced when the cache holds only a few shards. Called under the host's cache lock.
+        """
+        self.limited = True
+        pause_s = self.ledger.pause_before_eviction_s(time.monotonic_ns(), _RESIDENCE_S)
+        if pause_s:
+            time.sleep(pause_s)
+        self.ledger.note_prepared(time.monotonic_ns())
+        return self.estimated_bytes(shard)
+
     def is_settled(self, shard: int) -> bool:
         """Whether the file is there and its size is what was charged."""
         if self.arrivals and self.limited:
@@ -221,7 +240,8 @@ class StreamCache:
 
     def release(self, shard: int) -> int:
         """Evict a shard; returns the bytes that were charged for it."""
-        self._unmap(shard)
+        # Mappings of it, here and in other processes, are dropped before the next sample.
+        self.limited = True
         return self.ledger.release(shard, self.path(shard))
 
     def check_limited(self) -> None:
@@ -232,9 +252,11 @@ class StreamCache:
         """
         ledger = self.ledger
         if ledger.evictions != self._evictions_seen:
-            self._evictions_seen = ledger.evictions
-            for shard in [s for s in self.views if not self._is_mapped_file(s)]:
-                self._unmap(shard)
+            with self._lock:
+                self._evictions_seen = ledger.evictions
+                for shard in list(self.views):
+                    if not self._is_mapped_file(shard):
+                        self._unmap(shard)
         if self.arrivals and time.monotonic() > self._correct_after:
             msg = "shards arrived whose charge must be corrected"
             raise FileNotFoundError(msg)
@@ -251,10 +273,14 @@ class StreamCache:
                 corrects its charge.
         """
         view, size = self._map(shard)
-        while len(self.views) >= (_MAX_MAPPED_LIMITED if self.limited else _MAX_MAPPED):
-            self._unmap(next(iter(self.views)))
-        self.views[shard] = view.sample
-        self._inodes[shard] = view.inode
+        with self._lock:
+            limit = _MAX_MAPPED
+            if self.limited:
+                limit = max(1, min(limit, self.ledger.held // _MAPPED_PART))
+            while len(self.views) >= limit:
+                self._unmap(next(iter(self.views)))
+            self.views[shard] = view.sample
+            self._inodes[shard] = view.inode
         if self.ledger.charged(shard) != size:
             msg = f"the charge of shard {shard} must be corrected"
             raise FileNotFoundError(msg)
@@ -321,8 +347,8 @@ class StreamCache:
         return inode == self._inodes.get(shard)
 
     def _unmap(self, shard: int) -> None:
-        self.views.pop(shard, None)
-        self._inodes.pop(shard, None)
+        """Forget a mapping; the caller holds the lock."""
+        del self.views[shard], self._inodes[shard]
 
     def close(self) -> None:
         """Give up the stream in this process."""
@@ -333,6 +359,7 @@ class StreamCache:
 
     def after_fork(self) -> None:
         """In a forked child: neither the client nor the ledger's lock is ours."""
+        self._lock = threading.Lock()
         self._client = None
         if self._ledger is not None:
             self._ledger.close()

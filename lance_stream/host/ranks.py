@@ -82,7 +82,7 @@ class Ranks:
             said = {"result": work()}
         except LanceStreamError as error:
             failure, said = error, {"error": type(error).__name__, "message": str(error)}
-        except Exception as error:  # noqa: BLE001: told to the other ranks, then raised here
+        except Exception as error:  # noqa: BLE001
             failure, said = error, {"error": type(error).__name__, "message": str(error)}
         everybody = self._exchange(said)
         if failure is not None:

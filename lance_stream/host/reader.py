@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from streaming.base.format import FileInfo, Reader
 
 from lance_stream.host.cache import StreamCache
+from lance_stream.host.watch import watch_caller
 
 __all__ = ["LanceReader"]
 
@@ -76,10 +78,15 @@ class LanceReader(Reader):
         calls ``prepare_shard`` if it is missing: the way to have a charge corrected.
         """
         cache, shard = self._cache, self._shard
+        pairs = cache.settled.get(shard)
+        if pairs is not None and not cache.limited:
+            return pairs
+        watch_caller(sys._getframe(1), LanceReader)
         name = cache.name(shard)
         if not cache.is_settled(shard):
-            name += ".unsettled"
-        return [(FileInfo(name, cache.estimated_bytes(shard), {}), None)]
+            return [(FileInfo(f"{name}.unsettled", cache.estimated_bytes(shard), {}), None)]
+        pairs = cache.settled[shard] = [(FileInfo(name, cache.ledger.charged(shard), {}), None)]
+        return pairs
 
     def evict(self) -> int:
         """Remove the shard's file; returns the bytes that were charged for it."""
@@ -95,8 +102,7 @@ class LanceReader(Reader):
 
     def get_max_size(self) -> int:
         """Bytes to expect of the file; errs high. Asked for only where there is a cache limit."""
-        self._cache.limited = True
-        return self._cache.estimated_bytes(self._shard)
+        return self._cache.make_room(self._shard)
 
     def __getitem__(self, at: Any) -> Any:
         # The host's way of reading a sample; the base class's dispatch costs as much again.
@@ -121,8 +127,8 @@ class LanceReader(Reader):
 
     def decode_sample(self, data: bytes) -> dict[str, Any]:
         """Not used: samples are read from columns."""
-        raise TypeError("a Lance shard holds columns, not encoded samples")
+        raise TypeError(f"a Lance shard holds columns, not samples of {len(data)} bytes")
 
     def get_sample_data(self, idx: int) -> bytes:
         """Not used: samples are read from columns."""
-        raise TypeError("a Lance shard holds columns, not encoded samples")
+        raise TypeError(f"a Lance shard holds columns, no encoded sample {idx}")

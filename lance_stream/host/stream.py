@@ -24,6 +24,7 @@ from lance_stream.host.cache import CacheAddress, StreamCache
 from lance_stream.host.directory import DirectoryClaim, claim_default_directory, claim_directory
 from lance_stream.host.ranks import Ranks
 from lance_stream.host.reader import LanceReader
+from lance_stream.host.watch import watch_caller
 from lance_stream.planning.fingerprint import digest
 from lance_stream.planning.index import ShardIndex
 from lance_stream.planning.sizing import parse_bytes
@@ -246,6 +247,7 @@ class LanceStream(Stream):
         """
         if not isinstance(shard, LanceReader):
             raise TypeError(f"{shard!r} is not a shard of a LanceStream")
+        watch_caller(sys._getframe(1), LanceReader)
         try:
             return self._built().prepare(shard.shard)
         except Exception:

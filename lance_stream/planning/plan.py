@@ -9,7 +9,7 @@ from lance_stream.errors import PlanError
 
 __all__ = ["contiguous_shard_stops"]
 
-# Far above any sensible plan; stops a typo (shard_rows=1 on a billion rows) before it takes memory.
+# Far above any sensible plan: stops a typo (shard_rows=1 on a billion rows) early.
 _MAX_SHARDS = 100_000_000
 
 

@@ -352,7 +352,8 @@ def client_for(endpoint: Endpoint) -> ShardClient:
 
 def _after_fork_in_child() -> None:
     """Forget the parent's clients: their threads are not here, their sockets are not ours."""
-    global _CLIENTS_LOCK  # noqa: PLW0603: it may have been held by a thread that is not here
+    # The lock may have been held by a thread that is not here.
+    global _CLIENTS_LOCK  # noqa: PLW0603
     _CLIENTS_LOCK = threading.Lock()
     _CLIENTS.clear()
     for connection in _INHERITED:

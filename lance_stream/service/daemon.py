@@ -60,7 +60,8 @@ def main(directory: str) -> None:
 
 
 def _serve(endpoint: Endpoint) -> None:
-    from lance_stream.service.server import Limits, Server  # noqa: PLC0415: after the fork
+    # Only after the fork: threads of the libraries would not survive it.
+    from lance_stream.service.server import Limits, Server  # noqa: PLC0415
 
     default = Limits()
     limits = Limits(

@@ -347,7 +347,8 @@ class Server:
             result: _T | BaseException
             try:
                 result = work()
-            except BaseException as error:  # noqa: BLE001: Lance panics are not Exceptions
+            except BaseException as error:  # noqa: BLE001
+                # Lance panics are not Exceptions.
                 result = error
             self._loop.call_soon_threadsafe(done, result)
             del result

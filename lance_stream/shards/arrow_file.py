@@ -65,10 +65,12 @@ def write_shard(path: str, table: pa.Table, header: ShardHeader) -> int:
     table = table.combine_chunks()
     metadata = {_HEADER: header.to_bytes(), _CHECK: _MARK + _ZEROS}
     schema = table.schema.remove_metadata()
-    with pa.OSFile(path, mode="wb") as sink:
-        with pa.ipc.new_file(sink, schema, metadata=metadata) as writer:
-            for batch in table.to_batches():
-                writer.write_batch(batch)
+    with (
+        pa.OSFile(path, mode="wb") as sink,
+        pa.ipc.new_file(sink, schema, metadata=metadata) as writer,
+    ):
+        for batch in table.to_batches():
+            writer.write_batch(batch)
     with open(path, "r+b") as file:
         num_bytes = os.fstat(file.fileno()).st_size
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:

@@ -6,8 +6,10 @@ it was written, so a shard is first *charged* with an estimate and later correct
 remembers what was charged, so that the two sides are always the same number, whichever process
 asks. It is a small file in the cache directory::
 
-    int64 evictions                   how often a shard was released: readers drop stale mappings
-    int64 charged[shards]             bytes charged for each shard; 0: not in the cache, not wanted
+    int64 evictions          how often a shard was released: readers drop stale mappings
+    int64 held               how many shards are charged
+    int64 prepared_ns        when a shard was last prepared, on the machine's monotonic clock
+    int64 charged[shards]    bytes charged for each shard; 0: not in the cache, not wanted
 
 It also tells the download process whether a shard is still wanted: an evicted one is not.
 """
@@ -24,6 +26,7 @@ from contextlib import contextmanager
 __all__ = ["Ledger", "create_ledger"]
 
 _WORD = 8
+_EVICTIONS, _HELD, _PREPARED_NS, _CHARGED = range(4)
 
 
 def create_ledger(path: str, num_shards: int) -> None:
@@ -36,7 +39,7 @@ def create_ledger(path: str, num_shards: int) -> None:
     descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
         # Allocated, not sparse: a full disk is an error here, instead of a SIGBUS later.
-        os.posix_fallocate(descriptor, 0, (1 + num_shards) * _WORD)
+        os.posix_fallocate(descriptor, 0, (_CHARGED + num_shards) * _WORD)
     finally:
         os.close(descriptor)
     os.rename(temporary, path)
@@ -66,11 +69,38 @@ class Ledger:
     @property
     def evictions(self) -> int:
         """How often any process released a shard."""
-        return self._words[0]
+        return self._words[_EVICTIONS]
+
+    @property
+    def held(self) -> int:
+        """How many shards are charged."""
+        return self._words[_HELD]
 
     def charged(self, shard: int) -> int:
         """Bytes charged for the shard; 0 if it is neither in the cache nor wanted."""
-        return self._words[1 + shard]
+        return self._words[_CHARGED + shard]
+
+    def pause_before_eviction_s(self, now_ns: int, residence_s: float) -> float:
+        """How long to wait so that no shard is evicted sooner than it can be noticed. Pure.
+
+        Preparing one shard evicts about one, the one that was used longest ago, so a shard stays
+        for as long as it takes to prepare about as many others as the cache holds.
+
+        Args:
+            now_ns: Now, on the machine's monotonic clock.
+            residence_s: How long a shard must stay.
+
+        Returns:
+            Seconds; 0 while nothing was evicted yet, and as good as always in a large cache.
+        """
+        if not self._words[_EVICTIONS]:
+            return 0.0
+        spacing_s = residence_s / max(1, self._words[_HELD] - 2)
+        return max(0.0, spacing_s - (now_ns - self._words[_PREPARED_NS]) / 1e9)
+
+    def note_prepared(self, now_ns: int) -> None:
+        """Remember when a shard was last prepared."""
+        self._words[_PREPARED_NS] = now_ns
 
     def charge(self, shard: int, num_bytes: int) -> int:
         """Set the bytes of a shard; returns the change."""
@@ -80,7 +110,7 @@ class Ledger:
     def correct(self, shard: int, path: str) -> int:
         """Set the bytes of a charged shard to the size of its file, if there; the change."""
         with self._locked():
-            if not self._words[1 + shard]:
+            if not self._words[_CHARGED + shard]:
                 return 0
             try:
                 num_bytes = os.stat(path).st_size
@@ -96,7 +126,7 @@ class Ledger:
         """
         with self._locked():
             change = self._set(shard, 0)
-            self._words[0] += 1
+            self._words[_EVICTIONS] += 1
             try:
                 os.unlink(path)
             except FileNotFoundError:
@@ -104,9 +134,10 @@ class Ledger:
             return -change
 
     def _set(self, shard: int, num_bytes: int) -> int:
-        change = num_bytes - self._words[1 + shard]
-        self._words[1 + shard] = num_bytes
-        return change
+        before = self._words[_CHARGED + shard]
+        self._words[_CHARGED + shard] = num_bytes
+        self._words[_HELD] += (num_bytes > 0) - (before > 0)
+        return num_bytes - before
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import http.client
 import json
 import random
 import shutil
@@ -180,20 +181,20 @@ class S3Server:
             ClientError,
         )
 
-        client = self.client()
         deadline_s = time.monotonic() + _FIRST_PUT_S
         try:
-            client.create_bucket(Bucket=name)
-            while True:
-                try:
-                    client.put_object(Bucket=name, Key="warm-up", Body=b"warm-up")
-                    break
-                except (BotoCoreError, ClientError):
-                    # Its volumes may not be registered yet.
-                    if time.monotonic() > deadline_s:
-                        raise
-                    time.sleep(0.1)
-            client.delete_object(Bucket=name, Key="warm-up")
+            with contextlib.closing(self.client()) as client:
+                client.create_bucket(Bucket=name)
+                while True:
+                    try:
+                        client.put_object(Bucket=name, Key="warm-up", Body=b"warm-up")
+                        break
+                    except (BotoCoreError, ClientError):
+                        # Its volumes may not be registered yet.
+                        if time.monotonic() > deadline_s:
+                            raise
+                        time.sleep(0.1)
+                client.delete_object(Bucket=name, Key="warm-up")
         except (BotoCoreError, ClientError) as error:
             raise ObjectStoreError(
                 f"bucket {name!r} at {self.endpoint}: {error}\n{self._log()}"
@@ -271,14 +272,25 @@ class S3Server:
                     f"SeaweedFS ended with status {self._process.returncode} before port"
                     f" {self.port} answered\n{self._log()}"
                 )
-            with contextlib.suppress(OSError):
-                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+            if self._answers():
                 return
             if time.monotonic() > deadline_s:
                 raise ObjectStoreError(
                     f"SeaweedFS port {self.port} did not answer in {_READY_S} s\n{self._log()}"
                 )
             time.sleep(_POLL_S)
+
+    def _answers(self) -> bool:
+        # An answer of any status: the port accepts connections before all else is in place.
+        with contextlib.closing(
+            http.client.HTTPConnection("127.0.0.1", self.port, timeout=1)
+        ) as connection:
+            try:
+                connection.request("GET", "/")
+                connection.getresponse().read()
+            except (OSError, http.client.HTTPException):
+                return False
+        return True
 
     def _log(self) -> str:
         return f"--- {self._log_path}\n{tail(self._log_path)}"

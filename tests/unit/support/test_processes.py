@@ -44,7 +44,8 @@ def test_all_servers_die_with_a_killed_test_process(tmp_path: Path) -> None:
         print("pids", server.pid, proxy.pid, script.pid)
         time.sleep(600)
     """
-    with start_script(source, tmp_path) as parent:
+    # What the killed one cannot remove is then in a directory of this test.
+    with start_script(source, tmp_path, env={"TMPDIR": str(tmp_path)}) as parent:
         line = parent.wait_for_line(r"^pids (\d+) (\d+) (\d+)$", 40)
         pids = [int(each) for each in line.groups()]
         assert [group_pids(pid) for pid in pids] == [[pid] for pid in pids]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -100,6 +101,17 @@ def test_a_head_has_a_length_and_no_body(connection: http.client.HTTPConnection)
     assert answer.getheader("Content-Length") == str(len(BODY))
     assert answer.read() == b""
     assert get(connection, "/") == BODY
+
+
+def test_an_error_answer_to_a_head_has_no_body(proxy: FaultProxy) -> None:
+    proxy.set(Fault(fail_rate=1))
+    with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as connection:
+        connection.sendall(b"HEAD / HTTP/1.1\r\nHost: h\r\n\r\n")
+        connection.shutdown(socket.SHUT_WR)  # then the proxy closes after its answer
+        with connection.makefile("rb") as answer:
+            head, _, body = answer.read().partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 503 SlowDown\r\n")
+    assert body == b""
 
 
 def test_a_chunked_request_passes(connection: http.client.HTTPConnection) -> None:

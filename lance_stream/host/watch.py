@@ -1,0 +1,112 @@
+"""Free the host's loops from two waits that nobody else ends.
+
+The stock class waits for the state of a shard by looking at it every 7 ms, without a deadline:
+
+- a shard that was prepared and evicted again between two looks is REMOTE, and its waiter, which
+  expects LOCAL, asks nobody for it: with a cache limit of a few shards that happens;
+- a shard whose worker was killed while it prepared it is PREPARING for ever.
+
+One thread per process looks at the shard that the host waits for. It needs the dataset, which the
+host does not give to its streams: it is the caller of ``prepare_shard``. Written against
+mosaicml-streaming 0.13, whose range is pinned.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import weakref
+from types import FrameType
+
+from streaming import StreamingDataset
+from streaming.base.dataset import _IterState, _ShardState
+from streaming.base.format import Reader
+
+__all__ = ["watch_caller"]
+
+logger = logging.getLogger(__name__)
+
+_LOOK_EVERY_S = 0.1
+# Our own part of preparing takes well under a millisecond, the host's two file locks little more.
+_ABANDONED_AFTER_S = 3.0
+
+_WATCHED: weakref.WeakSet[StreamingDataset] = weakref.WeakSet()
+
+
+def watch_caller(frame: FrameType | None, readers: type[Reader]) -> None:
+    """Begin to watch the dataset whose method runs in a frame, if it is one; once per process.
+
+    Args:
+        frame: The frame that called the stream or a reader.
+        readers: Type of the readers whose shards are looked after.
+    """
+    dataset = frame.f_locals.get("self") if frame else None
+    if isinstance(dataset, StreamingDataset) and dataset not in _WATCHED:
+        _WATCHED.add(dataset)
+        watch = _Watch(weakref.ref(dataset), readers)
+        threading.Thread(target=watch.run, name="lance_stream watch", daemon=True).start()
+
+
+class _Watch:
+    """What the host's loops of one dataset wait for in this process."""
+
+    def __init__(self, dataset: weakref.ref[StreamingDataset], readers: type[Reader]) -> None:
+        self._dataset = dataset
+        self._readers = readers
+        self._seen: tuple[int, int, int] | None = None
+        self._since = 0.0
+
+    def run(self) -> None:
+        while True:
+            time.sleep(_LOOK_EVERY_S)
+            dataset = self._dataset()
+            if dataset is None:
+                return
+            try:
+                self._look(dataset)
+            except Exception:
+                logger.exception("stopped watching %r", dataset)
+                return
+            del dataset
+
+    def _look(self, dataset: StreamingDataset) -> None:
+        waited_for = _waited_for(dataset, self._readers)
+        if waited_for is None or waited_for != self._seen:
+            self._seen, self._since = waited_for, time.monotonic()
+            return
+        _, shard, state = waited_for
+        if state == _ShardState.REMOTE:
+            logger.debug("shard %d was evicted while the host waited for it: preparing it", shard)
+            dataset.prepare_shard(shard, False)
+        elif time.monotonic() - self._since > _ABANDONED_AFTER_S:
+            logger.warning("shard %d was left half prepared by a process that is gone", shard)
+            dataset._shard_states[shard] = _ShardState.REMOTE
+            self._seen = None
+
+
+def _waited_for(dataset: StreamingDataset, readers: type[Reader]) -> tuple[int, int, int] | None:
+    """Position, shard and state of what a loop of the host waits for; None if it does not."""
+    iterator = getattr(dataset, "_iterator", None)
+    if iterator is None or iterator._state != _IterState.ITERATING:
+        return None
+    # The ready thread waits for any state but LOCAL to pass, reading a sample for PREPARING only.
+    for position, waits_for in (
+        (iterator.ready_index, (_ShardState.REMOTE, _ShardState.PREPARING)),
+        (iterator.yield_index, (_ShardState.PREPARING,)),
+    ):
+        if position >= iterator.total or iterator.sample_ids[position] == -1:
+            continue
+        shard, _ = dataset.spanner[int(iterator.sample_ids[position])]
+        state = int(dataset._shard_states[shard])
+        if state in waits_for and isinstance(dataset.shards[shard], readers):
+            return position, int(shard), state
+    return None
+
+
+def _after_fork_in_child() -> None:
+    _WATCHED.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

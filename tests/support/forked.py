@@ -1,0 +1,118 @@
+"""Run a function in a forked child of its own, under a watchdog.
+
+The pytest process has torch and streaming loaded (5 s), so a fork gives each test a fresh process,
+with its own process group, for a few milliseconds. The pytest process never imports lance.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Forked", "fork", "run_forked"]
+
+
+class Forked:
+    """A function that runs in a child process."""
+
+    def __init__(self, pid: int, directory: Path) -> None:
+        """Keep the child's pid and where its output goes."""
+        self.pid = pid
+        self._directory = directory
+        self._status: int | None = None
+
+    def wait(self, timeout_s: float) -> Any:
+        """The function's result.
+
+        Raises:
+            AssertionError: It raised, died or took too long: with its traceback and stacks.
+        """
+        deadline = time.monotonic() + timeout_s
+        while self.poll() is None:
+            if time.monotonic() > deadline:
+                self._signal(signal.SIGUSR1)
+                time.sleep(0.5)
+                self.kill()
+                msg = f"still running after {timeout_s:g} s; its stacks:\n{self.output()}"
+                raise AssertionError(msg)
+            time.sleep(0.02)
+        self.kill()
+        result = self._directory / "result"
+        if not result.exists():
+            msg = f"died with status {self._status}:\n{self.output()}"
+            raise AssertionError(msg)
+        return json.loads(result.read_text())
+
+    def poll(self) -> int | None:
+        """Its exit status; None while it runs."""
+        if self._status is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self._status = os.waitstatus_to_exitcode(status)
+        return self._status
+
+    def kill(self) -> None:
+        """End it and all of its process group."""
+        self._signal(signal.SIGKILL)
+        if self._status is None:
+            _, status = os.waitpid(self.pid, 0)
+            self._status = os.waitstatus_to_exitcode(status)
+
+    def output(self) -> str:
+        """What it printed so far, at most the last 20,000 characters."""
+        return (self._directory / "output").read_text(errors="replace")[-20000:]
+
+    def _signal(self, number: int) -> None:
+        try:
+            os.killpg(self.pid, number)
+        except (ProcessLookupError, PermissionError):
+            pass
+
+
+def fork(function: Callable[..., Any], *args: Any) -> Forked:
+    """Start a function in a forked child; its result must be JSON."""
+    directory = Path(tempfile.mkdtemp(prefix="forked-"))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        # Also from this side, so that the group exists before anybody signals it.
+        try:
+            os.setpgid(pid, pid)
+        except (PermissionError, ProcessLookupError):
+            pass
+        return Forked(pid, directory)
+    try:
+        os.setpgid(0, 0)
+        output = os.open(directory / "output", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+        sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+        faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
+        result = json.dumps(function(*args))
+        temporary = directory / "result.tmp"
+        temporary.write_text(result)
+        temporary.rename(directory / "result")
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    # As a program ends, so that what threads and exit handlers do is part of the test.
+    import threading
+
+    threading._shutdown()
+    os._exit(0)
+
+
+def run_forked(function: Callable[..., Any], *args: Any, timeout_s: float = 60.0) -> Any:
+    """Run a function in a forked child and give its result, which must be JSON."""
+    return fork(function, *args).wait(timeout_s)

@@ -1,0 +1,312 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from lance_stream.errors import IndexFormatError
+from lance_stream.planning.index import INDEX_FORMAT, Selection, ShardIndex, ShardInfo
+from lance_stream.planning.plan import contiguous_shard_stops
+from lance_stream.planning.rows import FragmentRows, RowRange
+from lance_stream.planning.sizing import RowSize
+
+SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("embedding", pa.list_(pa.float32(), 4)),
+        pa.field("at", pa.timestamp("us", "Europe/Berlin")),
+    ]
+)
+
+
+def make_index(**changes: Any) -> ShardIndex:
+    fragments = FragmentRows.from_counts([(0, 600), (1, 1), (7, 399)])
+    values: dict[str, Any] = {
+        "uri": "s3://bucket/t.lance",
+        "version": 17,
+        "identity": "0123456789abcdef0123456789abcdef",
+        "selection": Selection((("id", "id"), ("embedding", "embedding"), ("at", "at")), False),
+        "schema": SCHEMA,
+        "fragments": fragments,
+        "shard_stops": contiguous_shard_stops(fragments.num_rows, 300),
+        "row_size": RowSize(32.5, 1.25, 4096),
+    }
+    return ShardIndex(**{**values, **changes})
+
+
+def parts(index: ShardIndex) -> dict[str, Any]:
+    """All that an index holds, to compare."""
+    return {
+        "uri": index.uri,
+        "version": index.version,
+        "identity": index.identity,
+        "selection": index.selection,
+        "schema": index.schema.serialize().to_pybytes(),
+        "fragments": (index.fragments.ids.tolist(), index.fragments.stops.tolist()),
+        "shard_stops": index.shard_stops.tolist(),
+        "row_size": index.row_size,
+    }
+
+
+def test_golden_fingerprint() -> None:
+    # Who depends on this: the names of the shard files in users' caches, and the state that
+    # their checkpoints compare. Where it changes, INDEX_FORMAT must change with it.
+    assert INDEX_FORMAT == 1
+    assert make_index().fingerprint == "b6b5fd273b092d3fb2d1f47d1e59776c"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"selection": Selection()},
+        {"selection": Selection(None, True)},
+        {"selection": Selection((("ü ß", "a || '\"'"),), True)},
+        {"uri": "/data/ä b/t.lance"},
+        {"version": 2**40},
+        {"row_size": RowSize(0.1, 1e-30, 0)},
+        {"schema": pa.schema([])},
+        {
+            "schema": pa.schema(
+                [pa.field("a", pa.binary(), metadata={"k": "v"})], metadata={"m": "n"}
+            )
+        },
+        {"shard_stops": np.array([1000], np.int64)},
+    ],
+)
+def test_an_index_survives_its_file(tmp_path: Path, changes: dict[str, Any]) -> None:
+    index = make_index(**changes)
+    path = tmp_path / "an.index"
+    path.write_bytes(index.to_bytes())
+    loaded = ShardIndex.load(path)
+    assert parts(loaded) == parts(index)
+    assert loaded.fingerprint == index.fingerprint
+    assert loaded.schema.equals(index.schema, check_metadata=True)
+    assert ShardIndex.load(str(path)).describe() == index.describe()
+
+
+def test_equal_indexes_make_equal_files() -> None:
+    assert make_index().to_bytes().equals(make_index().to_bytes())
+
+
+def test_shards_are_a_sequence() -> None:
+    index = make_index()
+    assert index.num_rows == 1000
+    assert index.num_shards == len(index.shards) == 4
+    expected = [
+        ShardInfo(RowRange(0, 300), index.row_size.shard_bytes(300)),
+        ShardInfo(RowRange(300, 600), index.row_size.shard_bytes(300)),
+        ShardInfo(RowRange(600, 900), index.row_size.shard_bytes(300)),
+        ShardInfo(RowRange(900, 1000), index.row_size.shard_bytes(100)),
+    ]
+    assert list(index.shards) == expected
+    assert [index.shards[i] for i in range(4)] == expected
+    assert [index.shards[i] for i in range(-4, 0)] == expected
+    for at in (
+        slice(None),
+        slice(1, 3),
+        slice(-2, None),
+        slice(None, None, -1),
+        slice(3, 1),
+        slice(0, 99, 2),
+    ):
+        assert index.shards[at] == expected[at]
+    assert index.shards.index(expected[2]) == 2
+    assert expected[3] in index.shards
+    assert list(reversed(index.shards)) == expected[::-1]
+
+
+@pytest.mark.parametrize("at", [4, 5, -5, -6, 10**12])
+def test_a_shard_that_is_not_there_is_an_index_error(at: int) -> None:
+    index = make_index()
+    with pytest.raises(IndexError, match="is not in an index of 4 shards"):
+        index.shards[at]
+
+
+@pytest.mark.parametrize("shard", [-1, 4])
+def test_shard_rows_takes_no_other_shard(shard: int) -> None:
+    with pytest.raises(IndexError, match=f"shard {shard} is not in an index of 4 shards"):
+        make_index().shard_rows(shard)
+
+
+def test_describe_is_json() -> None:
+    described = make_index().describe()
+    assert json.loads(json.dumps(described)) == described
+    assert described == {
+        "uri": "s3://bucket/t.lance",
+        "version": 17,
+        "fingerprint": make_index().fingerprint,
+        "num_rows": 1000,
+        "num_shards": 4,
+        "num_fragments": 3,
+        "columns": {
+            "id": "int64",
+            "embedding": "fixed_size_list<item: float>[4]",
+            "at": "timestamp[us, tz=Europe/Berlin]",
+        },
+        "estimated_bytes": 32_500,
+        "estimated_shard_bytes": make_index().row_size.shard_bytes(300),
+    }
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"version": 18},
+        {"uri": "s3://bucket/u.lance"},
+        {"identity": "f" * 32},
+        {"selection": Selection()},
+        {"selection": Selection((("id", "id + 1"), ("embedding", "embedding"), ("at", "at")))},
+        {"selection": Selection((("embedding", "embedding"), ("id", "id"), ("at", "at")))},
+        {
+            "selection": Selection(
+                (("id", "id"), ("embedding", "embedding"), ("at", "at")), with_row_id=True
+            )
+        },
+        {"schema": SCHEMA.set(0, pa.field("id", pa.int32()))},
+        {"shard_stops": contiguous_shard_stops(1000, 299)},
+        {"shard_stops": np.array([1000], np.int64)},
+    ],
+)
+def test_other_shard_files_have_another_fingerprint(changes: dict[str, Any]) -> None:
+    assert re.fullmatch("[0-9a-f]{32}", make_index().fingerprint)
+    assert make_index(**changes).fingerprint != make_index().fingerprint
+
+
+def test_the_same_shard_files_have_the_same_fingerprint() -> None:
+    # Sizes are sampled: they may differ between two plans of the same shards.
+    assert make_index(row_size=RowSize(1.0, 2.0, 3)).fingerprint == make_index().fingerprint
+    strided = np.repeat(make_index().shard_stops, 2)[::2]
+    assert make_index(shard_stops=strided).fingerprint == make_index().fingerprint
+
+
+def test_every_truncation_is_noticed() -> None:
+    data = make_index().to_bytes().to_pybytes()
+    for length in range(len(data)):
+        with pytest.raises(IndexFormatError, match=r"cut\.index"):
+            ShardIndex.from_bytes(data[:length], "cut.index")
+
+
+def test_no_flipped_byte_makes_another_index() -> None:
+    index = make_index()
+    data, expected = index.to_bytes().to_pybytes(), parts(index)
+    chosen = random.Random(5)
+    wrong: list[str] = []
+    for at in range(len(data)):
+        for mask in (0xFF, 1 << chosen.randrange(8)):
+            flipped = bytearray(data)
+            flipped[at] ^= mask
+            try:
+                found = parts(ShardIndex.from_bytes(bytes(flipped), "flipped.index"))
+            except IndexFormatError as error:
+                if "flipped.index" not in str(error):
+                    wrong.append(f"byte {at} ^ {mask:#x}: {error} names no file")
+            except Exception as error:  # noqa: BLE001 - any other is the failure looked for
+                wrong.append(f"byte {at} ^ {mask:#x}: {error!r}")
+            else:
+                if found != expected:
+                    changed = [name for name in found if found[name] != expected[name]]
+                    wrong.append(f"byte {at} ^ {mask:#x}: reads back with another {changed}")
+    assert not wrong, f"{len(wrong)} of {2 * len(data)}: " + "; ".join(wrong[:10])
+
+
+def _arrow_file(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"x",
+        b"{}",
+        b"\0" * 1000,
+        b"ARROW1\0\0ARROW1",
+        _arrow_file(pa.table({"a": [1, 2]})),
+        _arrow_file(pa.table({"a": pa.array([], pa.int64())})),
+        _arrow_file(pa.table({"a": [1]}).replace_schema_metadata({"lance_stream.index": "{}"})),
+        _arrow_file(pa.table({"a": [1]}).replace_schema_metadata({"lance_stream.index": "[]"})),
+        _arrow_file(pa.table({"a": [1]}).replace_schema_metadata({"lance_stream.index": "3"})),
+        _arrow_file(
+            pa.table({"a": [[1]]}).replace_schema_metadata(
+                {"lance_stream.index": json.dumps({"format": INDEX_FORMAT})}
+            )
+        ),
+        _arrow_file(pa.table({"a": [[1]]}).replace_schema_metadata({"lance_stream.index": "[]"})),
+    ],
+)
+def test_other_files_are_refused(data: bytes) -> None:
+    with pytest.raises(IndexFormatError, match=r"some\.file"):
+        ShardIndex.from_bytes(data, "some.file")
+
+
+def _with_header(index: ShardIndex, **changes: Any) -> bytes:
+    with pa.ipc.open_file(index.to_bytes()) as reader:
+        table = reader.read_all()
+    header = json.loads(table.schema.metadata[b"lance_stream.index"])
+    header.update(changes)
+    text = json.dumps({k: v for k, v in header.items() if v is not ...})
+    return _arrow_file(table.replace_schema_metadata({"lance_stream.index": text}))
+
+
+@pytest.mark.parametrize("format_", [INDEX_FORMAT + 1, 0, "1", None])
+def test_another_format_says_what_to_do(format_: Any) -> None:
+    message = rf"new.index has index format {format_}, this lance_stream reads {INDEX_FORMAT}: "
+    with pytest.raises(IndexFormatError, match=message + ".*make the index again"):
+        ShardIndex.from_bytes(_with_header(make_index(), format=format_), "new.index")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"uri": ...},
+        {"row_size": ...},
+        {"row_size": [1.0]},
+        {"selection": 5},
+        {"selection": {}},
+        {"selection": {"columns": [["a"]], "with_row_id": False}},
+    ],
+)
+def test_a_header_that_lacks_something_is_damage(changes: dict[str, Any]) -> None:
+    with pytest.raises(IndexFormatError, match=r"some\.index"):
+        ShardIndex.from_bytes(_with_header(make_index(), **changes), "some.index")
+
+
+def test_a_missing_file_is_an_os_error(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No such file"):
+        ShardIndex.load(tmp_path / "none.index")
+
+
+def test_a_million_shards_are_cheap(tmp_path: Path) -> None:
+    num_fragments = 100_000
+    fragments = FragmentRows.from_counts([(i, 1000) for i in range(num_fragments)])
+    index = make_index(
+        fragments=fragments, shard_stops=contiguous_shard_stops(fragments.num_rows, 100)
+    )
+    path = tmp_path / "large.index"
+    path.write_bytes(index.to_bytes())
+    assert path.stat().st_size < 100_000_000
+    started = time.monotonic()
+    loaded = ShardIndex.load(path)
+    assert loaded.num_shards == 1_000_000
+    assert loaded.fingerprint == index.fingerprint
+    assert loaded.shards[-1].rows == RowRange(99_999_900, 100_000_000)
+    assert loaded.fragments.span(loaded.shards[567_891].rows).fragment_ids == (56_789,)
+    assert time.monotonic() - started < 3.0
+
+
+def test_an_index_is_immutable() -> None:
+    index = make_index()
+    with pytest.raises(dataclasses.FrozenInstanceError, match="version"):
+        index.version = 3  # type: ignore[misc]

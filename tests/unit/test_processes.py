@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from lance_stream.processes import is_alive, start_time, this_process
+
+
+@pytest.fixture
+def child():
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", "print(); input()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process
+        process.kill()
+
+
+def test_this_process_is_alive() -> None:
+    pid, started = this_process()
+    assert pid == os.getpid()
+    assert started == start_time(pid)
+    assert is_alive(pid, started)
+    assert abs(started / 100 - time.time()) < 3600
+
+
+def test_another_process_is_alive_until_it_is_killed(child: subprocess.Popen[bytes]) -> None:
+    started = start_time(child.pid)
+    assert started is not None
+    assert is_alive(child.pid, started)
+    child.kill()
+    # Not reaped: a zombie is dead.
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert start_time(child.pid) is None
+    assert not is_alive(child.pid, started)
+    child.wait(20)
+    assert start_time(child.pid) is None
+    assert not is_alive(child.pid, started)
+
+
+@pytest.mark.parametrize(
+    ("off_by", "alive"), [(0, True), (5, True), (-5, True), (1000, False), (-1000, False)]
+)
+def test_a_pid_that_was_given_to_another_process_is_not_alive(off_by: int, alive: bool) -> None:
+    pid, started = this_process()
+    assert is_alive(pid, started + off_by) is alive
+
+
+@pytest.mark.parametrize("pid", [0, 2**22 + 1, 2**31 - 1])
+def test_there_is_no_such_process(pid: int) -> None:
+    assert start_time(pid) is None
+    assert not is_alive(pid, 0)
+
+
+def test_a_process_of_another_user_is_alive() -> None:
+    started = start_time(1)
+    assert started is not None
+    assert is_alive(1, started)
