@@ -9,6 +9,7 @@ single rates move by tens of percent; the median of the ratios inside rounds mov
 process checks what it read, so that a fast wrong reader fails instead of winning.
 
     python benchmarks/warm_epoch.py [--rows N] [--rounds N] [--seconds S] [--directory DIR]
+                                    [--shard-rows N] [--cache-limit SIZE]
 
 Ends with status 1 if a goal is missed.
 """
@@ -32,20 +33,19 @@ GOALS = {"epoch": 2.0, "random": 5.0}
 SIDES = ("mds", "lance")
 
 _BATCH_SIZE = 64
-_SHARD_ROWS = 5_000
 _SHUFFLE_SEED = 9_176
 # Every so many rows one is kept and compared with what was written, outside the clock.
 _KEEP_EVERY = 499
 
 
-def write_mds(directory: str, num_rows: int) -> None:
+def write_mds(directory: str, num_rows: int, shard_rows: int) -> None:
     """Task: the rows as MDS, with as many rows in a shard as the Lance side."""
     from streaming import MDSWriter
 
     columns = {"i": "int", "b": "bytes", "s": "str", "v": "ndarray:float32:128"}
     with MDSWriter(out=directory, columns=columns, size_limit=None) as writer:
         for i in range(num_rows):
-            if i and i % _SHARD_ROWS == 0:
+            if i and i % shard_rows == 0:
                 writer.flush_shard()
                 writer._reset_cache()
             writer.write(shape_m.row(i))
@@ -53,19 +53,21 @@ def write_mds(directory: str, num_rows: int) -> None:
 
 def write_lance(uri: str, num_rows: int) -> None:
     """Task: the rows as a Lance table of several fragments."""
-    shape_m.write_lance(uri, num_rows, 2 * _SHARD_ROWS)
+    shape_m.write_lance(uri, num_rows, 10_000)
 
 
-def fill(side: str, directory: str, rows: int) -> None:
+def fill(directory: str, rows: int, **setting: Any) -> None:
     """Task: one epoch, after which the cache directory is full."""
-    dataset = _dataset(side, directory)
+    dataset = _dataset(directory, **setting)
     _check_ids([sample["i"] for sample in dataset], rows, complete=True)
 
 
-def measure(side: str, directory: str, rows: int, seconds: float, seed: int) -> dict[str, Any]:
+def measure(
+    directory: str, rows: int, seconds: float, seed: int, **setting: Any
+) -> dict[str, float]:
     """Task: rates of random access and of shuffled epochs, and the memory it took."""
     _warm_page_cache(directory)
-    dataset = _dataset(side, directory)
+    dataset = _dataset(directory, **setting)
     result = {
         "random": _random_access(dataset, rows, seconds, seed),
         "epoch": _epochs(dataset, rows, seconds),
@@ -74,7 +76,7 @@ def measure(side: str, directory: str, rows: int, seconds: float, seed: int) -> 
     return {**result, **_memory(), "shards": len(dataset.shards)}
 
 
-def _dataset(side: str, directory: str) -> Any:
+def _dataset(directory: str, side: str, shard_rows: int, cache_limit: str | None) -> Any:
     from streaming import Stream, StreamingDataset
 
     if side == "mds":
@@ -83,10 +85,14 @@ def _dataset(side: str, directory: str) -> Any:
         from lance_stream import LanceStream
 
         stream = LanceStream(
-            f"{directory}/table.lance", local=f"{directory}/cache", shard_rows=_SHARD_ROWS
+            f"{directory}/table.lance", local=f"{directory}/cache", shard_rows=shard_rows
         )
     return StreamingDataset(
-        streams=[stream], batch_size=_BATCH_SIZE, shuffle=True, shuffle_seed=_SHUFFLE_SEED
+        streams=[stream],
+        batch_size=_BATCH_SIZE,
+        cache_limit=cache_limit,
+        shuffle=True,
+        shuffle_seed=_SHUFFLE_SEED,
     )
 
 
@@ -99,7 +105,7 @@ def _random_access(dataset: Any, rows: int, seconds: float, seed: int) -> float:
     """Samples per second of ``dataset[i]``, i uniform over all rows."""
     chosen = np.random.default_rng(seed).integers(rows, size=1_000 * _KEEP_EVERY).tolist()
     sample = dataset[0]
-    for i in range(0, rows, _SHARD_ROWS):
+    for i in np.cumsum([0, *(shard.samples for shard in dataset.shards[:-1])]).tolist():
         shape_m.check(dataset[i])
     kept: list[dict[str, Any]] = []
     ids, at = array.array("q"), 0
@@ -165,33 +171,38 @@ def _memory() -> dict[str, float]:
     return {name: int(fields[name].split()[0]) / 1024 for name in ("VmHWM", "RssAnon")}
 
 
-def _prepare(directory: str, rows: int) -> None:
+def _prepare(directory: str, options: argparse.Namespace) -> None:
     """Write both data sets, unless an earlier run with --directory did; fill the cache."""
-    written = Path(directory, "written")
+    written, rows = Path(directory, "written"), {"num_rows": options.rows}
     if not written.exists():
-        table = {"uri": f"{directory}/table.lance", "num_rows": rows}
+        table = {"uri": f"{directory}/table.lance", **rows}
         shape_m.run_child(__file__, "write_lance", table)
-        mds = {"directory": f"{directory}/mds", "num_rows": rows}
+        mds = {"directory": f"{directory}/mds", "shard_rows": options.shard_rows, **rows}
         shape_m.run_child(__file__, "write_mds", mds)
         written.touch()
     for side in SIDES:
-        shape_m.run_child(__file__, "fill", {"side": side, "directory": directory, "rows": rows})
+        shape_m.run_child(__file__, "fill", _setting(directory, side, options))
+
+
+def _setting(directory: str, side: str, options: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "directory": directory,
+        "side": side,
+        "rows": options.rows,
+        "shard_rows": options.shard_rows,
+        "cache_limit": options.cache_limit,
+    }
 
 
 def _run(directory: str, options: argparse.Namespace) -> bool:
     """All rounds; whether the goals were reached."""
     print(f"{options.rows} rows of shape M in {directory}; {shape_m.versions()}", flush=True)
-    _prepare(directory, options.rows)
-    results: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
+    _prepare(directory, options)
+    results: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
     for number in range(options.rounds):
         for side in SIDES:
-            arguments = {
-                "side": side,
-                "directory": directory,
-                "rows": options.rows,
-                "seconds": options.seconds,
-                "seed": shape_m.SEED + number,
-            }
+            clock = {"seconds": options.seconds, "seed": shape_m.SEED + number}
+            arguments = {**_setting(directory, side, options), **clock}
             results[side].append(shape_m.run_child(__file__, "measure", arguments))
         mds, lance = (results[side][-1] for side in SIDES)
         rates = "; ".join(
@@ -225,10 +236,12 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=40_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=4.0, help="clock of one measurement")
+    parser.add_argument("--shard-rows", type=int, default=5_000)
+    parser.add_argument("--cache-limit", help="of both data sets, such as 1gb; default: none")
     parser.add_argument("--directory", help="keep the data here, for further runs")
     options = parser.parse_args()
     if options.directory:
-        directory = Path(options.directory, f"warm_epoch-{options.rows}").resolve()
+        directory = Path(options.directory, f"rows-{options.rows}-{options.shard_rows}").resolve()
         directory.mkdir(parents=True, exist_ok=True)
         reached = _run(str(directory), options)
     else:

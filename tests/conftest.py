@@ -1,1 +1,72 @@
+"""Where every test keeps its files, and the check that none leaves a process behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.tables import write_table
+
 pytest_plugins = ["tests.support.fixtures"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def runtime_directory() -> Iterator[Path]:
+    """A private place for sockets, empty again when all tests are done."""
+    # Short, whatever the temporary directory: a unix socket's path has 107 bytes.
+    directory = Path(tempfile.mkdtemp(prefix="lst-", dir="/tmp"))
+    os.environ["LANCE_STREAM_RUNTIME_DIR"] = str(directory)
+    yield directory
+    gc.collect()
+    deadline = time.monotonic() + 15
+    while left := live_processes(directory):
+        if time.monotonic() > deadline:
+            pytest.fail(f"download processes are left behind: {left}")
+        time.sleep(0.1)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def live_processes(directory: Path) -> list[int]:
+    """Pids of the download processes under a runtime directory."""
+    from lance_stream.service.runtime import Endpoint
+
+    pids = [Endpoint(str(path)).pid() for path in directory.iterdir()]
+    return [pid for pid in pids if pid is not None]
+
+
+@pytest.fixture(autouse=True)
+def cache_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Default caches of one test, away from those of others and of the user."""
+    home = tmp_path / "cache-home"
+    home.mkdir(mode=0o700)
+    monkeypatch.setenv("LANCE_STREAM_CACHE_DIR", str(home))
+    return home
+
+
+@pytest.fixture(scope="session")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory for tables that tests only read."""
+    return tmp_path_factory.mktemp("tables")
+
+
+@pytest.fixture(scope="session")
+def table_100(tables: Path) -> str:
+    """The table T(100, 25)."""
+    uri = str(tables / "t100.lance")
+    write_table(uri, 100, 25)
+    return uri
+
+
+@pytest.fixture(scope="session")
+def table_5000(tables: Path) -> str:
+    """The table T(5000, 1000)."""
+    uri = str(tables / "t5000.lance")
+    write_table(uri, 5000, 1000)
+    return uri

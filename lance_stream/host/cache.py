@@ -178,6 +178,7 @@ class StreamCache:
                 attempts=address.attempts,
             )
             client.add_stream(register, self.arrivals.append)
+            weakref.finalize(self, _leave, client, address.stream, os.getpid())
             self._client = client
         return self._client
 
@@ -376,6 +377,13 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def _leave(client: ShardClient, stream: str, pid: int) -> None:
+    """When a cache is gone: the download process need not live for it."""
+    # A forked child has a copy of the client whose lock may be held for ever.
+    if os.getpid() == pid:
+        client.remove_stream(stream)
 
 
 def _unlink(path: str) -> None:

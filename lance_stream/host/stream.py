@@ -87,6 +87,10 @@ class LanceStream(Stream):
             whenever a file is opened, with or without it.
         keep_zip: Accepted; shard files are not compressed.
 
+    Attributes:
+        uri: Absolute uri of the table. (``remote``, which the host looks at, is None once a
+            dataset was built.)
+
     Raises:
         PlanError: An argument is wrong: names it. What only the table can tell (a column, a
             version, a type, credentials) is an error when the dataset is built.
@@ -135,6 +139,7 @@ class LanceStream(Stream):
             validate_hash=validate_hash,
             keep_zip=keep_zip,
         )
+        self.uri = uri
         self.remote = uri
         self._given_local = path
         self.safe_keep_zip = bool(keep_zip)
@@ -149,7 +154,7 @@ class LanceStream(Stream):
         self._finalizer: weakref.finalize[..., LanceStream] | None = None
 
     def __repr__(self) -> str:
-        parts = [repr(redact(str(self.remote)))]
+        parts = [repr(redact(self.uri))]
         if self.split:
             parts.append(f"split={self.split!r}")
         if self._cache is None:
@@ -195,7 +200,7 @@ class LanceStream(Stream):
         self.safe_keep_zip = bool(self.keep_zip)
         if self._given_local is None and default.get("local"):
             self._given_local = os.path.abspath(default["local"])
-            _check_outside(self._given_local, str(self.remote))
+            _check_outside(self._given_local, self.uri)
 
     def get_shards(self, world: World, allow_unsafe_types: bool) -> list[Reader]:
         """Plan the table, agree with the other ranks, and make a reader for each shard.
@@ -294,7 +299,7 @@ class LanceStream(Stream):
     def _arguments(self) -> dict[str, Any]:
         """What all ranks must have been given alike; no secrets."""
         return {
-            "remote": self.remote,
+            "remote": self.uri,
             "split": self.split,
             "version": self._version,
             "columns": None if self._columns is None else [list(pair) for pair in self._columns],
@@ -305,7 +310,7 @@ class LanceStream(Stream):
 
     def _plan(self, version: int | str | None) -> ShardIndex:
         request = Plan(
-            uri=str(self.remote),
+            uri=self.uri,
             split=self.split or None,
             version=version,
             columns=self._columns,
@@ -377,7 +382,11 @@ class LanceStream(Stream):
             zero_copy=self._zero_copy,
         )
         self._cache = StreamCache(address)
-        # The host joins these two for its own checks.
+        # The host would refuse a directory that a killed job has used, by shared memory which
+        # that job left behind. The claim on the directory is the better check, so the host is
+        # given no remote to make its own for.
+        self.remote = None
+        # The host joins these two.
         self.local = settled["directory"]
         suffix = os.sep + self.split if self.split else ""
         if suffix and self.local.endswith(suffix):

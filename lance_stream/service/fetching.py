@@ -176,7 +176,15 @@ class Fetcher:
 
     def _table(self, source: StreamSource, options: StorageOptions) -> Table:
         register = source.register
-        key = digest({"uri": register.uri, "version": register.version, "options": id(options)})
+        key = digest(
+            {
+                "uri": register.uri,
+                "version": register.version,
+                # The same version number may name another table since.
+                "identity": source.index.identity,
+                "options": id(options),
+            }
+        )
         _, renewed = options.current()
         with self._lock:
             table = None if renewed else self._tables.get(key)

@@ -33,11 +33,20 @@ _SAMPLE_RUN_BYTES = 1 << 20
 _PROBE_ROWS = 2
 # Renew options this long before they lapse.
 _RENEW_BEFORE_S = 60.0
-# Caches of the process, for all tables together; Lance's own defaults are gigabytes.
-_SESSION = lance.Session(  # pyright: ignore[reportPrivateImportUsage]
-    index_cache_size_bytes=16 << 20,
-    metadata_cache_size_bytes=64 << 20,
-)
+# Caches of one open table; Lance's own defaults are gigabytes.
+_INDEX_CACHE_BYTES = 4 << 20
+_METADATA_CACHE_BYTES = 32 << 20
+
+
+def _session() -> Any:
+    """Caches for one table. Never shared: they know a manifest by uri and version only.
+
+    A table that is made again at the same uri starts again at version 1.
+    """
+    return lance.Session(  # pyright: ignore[reportPrivateImportUsage]
+        index_cache_size_bytes=_INDEX_CACHE_BYTES,
+        metadata_cache_size_bytes=_METADATA_CACHE_BYTES,
+    )
 
 
 class StorageOptions:
@@ -148,7 +157,7 @@ class Table:
             address.uri,
             version=address.version,
             storage_options=_client_options(address, options) or None,
-            session=_SESSION,
+            session=_session(),
         )
         self.version = int(self.dataset.version)
         self._fragments = {f.fragment_id: f for f in self.dataset.get_fragments()}
@@ -268,7 +277,7 @@ def locate(remote: str, split: str | None, options: dict[str, str]) -> str:
         suffixed = f"{plain}.lance"
         return suffixed if os.path.isdir(suffixed) else plain
     try:
-        lance.dataset(f"{plain}.lance", storage_options=options or None, session=_SESSION)
+        lance.dataset(f"{plain}.lance", storage_options=options or None, session=_session())
     except Exception as error:
         if classify(error, while_opening=True).kind is not FailureKind.NOT_FOUND:
             raise

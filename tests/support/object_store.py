@@ -142,7 +142,7 @@ class S3Server:
 
     def client(self, endpoint: str | None = None) -> Any:
         """A new botocore S3 client, to look at objects or to damage them behind lance's back."""
-        from botocore.config import Config  # type: ignore[import-untyped]
+        from botocore.config import Config
 
         return self._session.create_client(
             "s3",
@@ -166,7 +166,7 @@ class S3Server:
     def _session(self) -> Any:
         # Imported here: 0.2 s that only tests with a server should pay. Kept: it caches the
         # description of S3, which takes most of the time to make a client.
-        import botocore.session  # type: ignore[import-untyped]
+        import botocore.session
 
         return botocore.session.get_session()
 
@@ -176,7 +176,7 @@ class S3Server:
         Raises:
             ObjectStoreError: The server refused, or no write succeeded in 30 s.
         """
-        from botocore.exceptions import (  # type: ignore[import-untyped]
+        from botocore.exceptions import (
             BotoCoreError,
             ClientError,
         )

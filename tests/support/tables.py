@@ -22,7 +22,7 @@ import numpy as np
 from tests.support.scripts import run_script
 
 if TYPE_CHECKING:
-    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow as pa
 
 COLUMNS = ("i", "s", "v")
 VECTOR_LENGTH = 8

@@ -12,7 +12,7 @@ import pytest
 from tests.support import object_store
 from tests.support.object_store import ObjectStoreError, S3Server, find_weed
 from tests.support.processes import group_pids
-from tests.unit.support.lance_read import read_table
+from tests.unit.support.lance_read import NO_RETRIES, read_table
 
 
 def fake_weed(directory: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> Path:
@@ -46,14 +46,14 @@ def test_options_name_the_server_and_extras_win(s3_server: S3Server) -> None:
 
 
 def test_a_wrong_key_is_refused(s3_server: S3Server, table_uri: str) -> None:
-    options = s3_server.storage_options(secret_access_key="wrong", client_max_retries="0")
+    options = s3_server.storage_options(secret_access_key="wrong", **NO_RETRIES)
     outcome = read_table(table_uri, options)
     assert outcome.error_kind == "ValueError"
     assert "403 Forbidden" in str(outcome.error)
 
 
 def test_many_buckets_fit(s3_server: S3Server) -> None:
-    for number in range(4):
+    for number in range(2):
         s3_server.create_bucket(f"support-{number}")
 
 
@@ -94,7 +94,8 @@ def test_a_start_sweeps_the_sockets_of_the_dead_only(
             listening.append(listener)
         else:
             listener.close()
-        os.utime(path, (time.time() - age_s,) * 2)
+        changed_s = time.time() - age_s
+        os.utime(path, (changed_s, changed_s))
 
     make("seaweedfs-s3-10300.sock", listens=False, age_s=100)
     make("seaweedfs-s3-grpc-20300.sock", listens=False, age_s=100)

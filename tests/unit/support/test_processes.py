@@ -38,7 +38,8 @@ def test_all_servers_die_with_a_killed_test_process(tmp_path: Path) -> None:
 
         server = S3Server.start(Path(sys.argv[1]))
         proxy = FaultProxy.start(server.port)
-        script = start_script("import time; time.sleep(600)")
+        script = start_script("import time; print('up'); time.sleep(600)")
+        script.wait_for_line("up", 20)
         for path in server.socket_paths():
             print("socket", path)
         print("pids", server.pid, proxy.pid, script.pid)
