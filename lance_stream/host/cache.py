@@ -38,10 +38,8 @@ __all__ = ["CacheAddress", "StreamCache"]
 
 logger = logging.getLogger(__name__)
 
-# Open mappings of a process. With a cache limit, an evicted file that is still mapped takes up
-# disk until the process reads its next sample, so only a small part of the cache is kept mapped.
-_MAX_MAPPED = 64
-_MAPPED_PART = 16
+# Mappings of a process; a shuffled epoch reads another shard with almost every sample.
+_MAX_MAPPED = 1024
 # With a cache limit, charges are corrected soon after shards arrive, but not at every sample.
 _CORRECT_EVERY_S = 0.02
 _MAX_CORRUPT = 2
@@ -80,11 +78,10 @@ class CacheAddress:
 class _View:
     """Decoded access to one mapped shard file."""
 
-    __slots__ = ("_columns", "_file", "_stops", "inode")
+    __slots__ = ("_columns", "_file", "_stops")
 
     def __init__(self, file: ShardFile, *, zero_copy: bool) -> None:
         self._file = file
-        self.inode = file.inode
         self._columns = [column_decoders(batch, zero_copy=zero_copy) for batch in file.batches]
         self._stops: list[int] = []
         rows = 0
@@ -122,7 +119,7 @@ class StreamCache:
         self.arrivals: deque[int] = deque()
         # What readers told the host of shards that are there: asked for at every sample.
         self.settled: dict[int, list[Any]] = {}
-        self._inodes: dict[int, tuple[int, ...]] = {}
+        self._releases: dict[int, int] = {}
         self._verified: dict[int, tuple[int, ...]] = {}
         self._index = index
         self._fingerprint: str | None = None
@@ -251,16 +248,19 @@ class StreamCache:
         Raises:
             FileNotFoundError: The host must prepare again, which corrects the charges.
         """
-        ledger = self.ledger
-        if ledger.evictions != self._evictions_seen:
-            with self._lock:
-                self._evictions_seen = ledger.evictions
-                for shard in list(self.views):
-                    if not self._is_mapped_file(shard):
-                        self._unmap(shard)
+        if self.ledger.evictions != self._evictions_seen:
+            self.drop_evicted()
         if self.arrivals and time.monotonic() > self._correct_after:
             msg = "shards arrived whose charge must be corrected"
             raise FileNotFoundError(msg)
+
+    def drop_evicted(self) -> None:
+        """Unmap shards that were evicted, by whichever process: their files still take up disk."""
+        with self._lock:
+            self._evictions_seen = self.ledger.evictions
+            for shard, releases in list(self._releases.items()):
+                if self.ledger.releases(shard) != releases:
+                    self._unmap(shard)
 
     def open(self, shard: int) -> Callable[[int], dict[str, Any]]:
         """Map a shard, waiting for it if it is not there.
@@ -273,15 +273,13 @@ class StreamCache:
             FileNotFoundError: It is mapped now, but the host must prepare it again, which
                 corrects its charge.
         """
+        releases = self.ledger.releases(shard)
         view, size = self._map(shard)
         with self._lock:
-            limit = _MAX_MAPPED
-            if self.limited:
-                limit = max(1, min(limit, self.ledger.held // _MAPPED_PART))
-            while len(self.views) >= limit:
+            while len(self.views) >= _MAX_MAPPED:
                 self._unmap(next(iter(self.views)))
             self.views[shard] = view.sample
-            self._inodes[shard] = view.inode
+            self._releases[shard] = releases
         if self.ledger.charged(shard) != size:
             msg = f"the charge of shard {shard} must be corrected"
             raise FileNotFoundError(msg)
@@ -338,18 +336,9 @@ class StreamCache:
         self._correct_after = time.monotonic() + _CORRECT_EVERY_S
         return change
 
-    def _is_mapped_file(self, shard: int) -> bool:
-        """Whether the mapping of a shard is the file that is in the cache now."""
-        try:
-            status = os.stat(self.path(shard))
-        except FileNotFoundError:
-            return False
-        inode = (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)
-        return inode == self._inodes.get(shard)
-
     def _unmap(self, shard: int) -> None:
         """Forget a mapping; the caller holds the lock."""
-        del self.views[shard], self._inodes[shard]
+        del self.views[shard], self._releases[shard]
 
     def close(self) -> None:
         """Give up the stream in this process."""
@@ -362,9 +351,7 @@ class StreamCache:
         """In a forked child: neither the client nor the ledger's lock is ours."""
         self._lock = threading.Lock()
         self._client = None
-        if self._ledger is not None:
-            self._ledger.close()
-            self._ledger = None
+        self._ledger = None
 
 
 # Every cache of this process, to be told of a fork.

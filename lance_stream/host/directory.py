@@ -120,8 +120,9 @@ def _try_claim(path: str) -> tuple[int, int] | None:
     lock = os.path.join(path, _LOCK)
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        # Not flock: a child forked at this moment would hold the claim on.
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
         text = os.read(descriptor, 100).decode(errors="replace").split()
         os.close(descriptor)
         return (int(text[0]), int(text[1])) if len(text) == 2 else (0, 0)

@@ -46,6 +46,11 @@ class LanceReader(Reader):
         return self._shard
 
     @property
+    def cache(self) -> StreamCache:
+        """What all shards of the stream share."""
+        return self._cache
+
+    @property
     def dirname(self) -> str:  # type: ignore[override]
         """Cache directory."""
         return self._cache.address.directory
@@ -81,7 +86,7 @@ class LanceReader(Reader):
         pairs = cache.settled.get(shard)
         if pairs is not None and not cache.limited:
             return pairs
-        watch_caller(sys._getframe(1), LanceReader)
+        watch_caller(sys._getframe(1))
         name = cache.name(shard)
         if not cache.is_settled(shard):
             return [(FileInfo(f"{name}.unsettled", cache.estimated_bytes(shard), {}), None)]

@@ -171,6 +171,16 @@ class LanceStream(Stream):
         return {**self.__dict__, "_finalizer": None}
 
     @property
+    def cache(self) -> StreamCache | None:
+        """The stream's shards in the local cache; None before a dataset was built."""
+        return self._cache
+
+    @property
+    def download_process_pid(self) -> int | None:
+        """Pid of this job's download process on this node; None while there is none."""
+        return self._built().address.endpoint.pid()
+
+    @property
     def index(self) -> ShardIndex:
         """The shard index, once a dataset was built on the stream.
 
@@ -252,7 +262,7 @@ class LanceStream(Stream):
         """
         if not isinstance(shard, LanceReader):
             raise TypeError(f"{shard!r} is not a shard of a LanceStream")
-        watch_caller(sys._getframe(1), LanceReader)
+        watch_caller(sys._getframe(1))
         try:
             return self._built().prepare(shard.shard)
         except Exception:

@@ -22,7 +22,8 @@ from types import FrameType
 
 from streaming import StreamingDataset
 from streaming.base.dataset import _IterState, _ShardState
-from streaming.base.format import Reader
+
+from lance_stream.host.cache import StreamCache
 
 __all__ = ["watch_caller"]
 
@@ -35,26 +36,24 @@ _ABANDONED_AFTER_S = 3.0
 _WATCHED: weakref.WeakSet[StreamingDataset] = weakref.WeakSet()
 
 
-def watch_caller(frame: FrameType | None, readers: type[Reader]) -> None:
+def watch_caller(frame: FrameType | None) -> None:
     """Begin to watch the dataset whose method runs in a frame, if it is one; once per process.
 
     Args:
         frame: The frame that called the stream or a reader.
-        readers: Type of the readers whose shards are looked after.
     """
     dataset = frame.f_locals.get("self") if frame else None
     if isinstance(dataset, StreamingDataset) and dataset not in _WATCHED:
         _WATCHED.add(dataset)
-        watch = _Watch(weakref.ref(dataset), readers)
+        watch = _Watch(weakref.ref(dataset))
         threading.Thread(target=watch.run, name="lance_stream watch", daemon=True).start()
 
 
 class _Watch:
     """What the host's loops of one dataset wait for in this process."""
 
-    def __init__(self, dataset: weakref.ref[StreamingDataset], readers: type[Reader]) -> None:
+    def __init__(self, dataset: weakref.ref[StreamingDataset]) -> None:
         self._dataset = dataset
-        self._readers = readers
         self._seen: tuple[int, int, int] | None = None
         self._since = 0.0
 
@@ -66,13 +65,18 @@ class _Watch:
                 return
             try:
                 self._look(dataset)
+                for stream in dataset.streams:
+                    # An idle worker must not hold the disk space of what others evict.
+                    cache = getattr(stream, "cache", None)
+                    if isinstance(cache, StreamCache):
+                        cache.drop_evicted()
             except Exception:
                 logger.exception("stopped watching %r", dataset)
                 return
             del dataset
 
     def _look(self, dataset: StreamingDataset) -> None:
-        waited_for = _waited_for(dataset, self._readers)
+        waited_for = _waited_for(dataset)
         if waited_for is None or waited_for != self._seen:
             self._seen, self._since = waited_for, time.monotonic()
             return
@@ -86,7 +90,7 @@ class _Watch:
             self._seen = None
 
 
-def _waited_for(dataset: StreamingDataset, readers: type[Reader]) -> tuple[int, int, int] | None:
+def _waited_for(dataset: StreamingDataset) -> tuple[int, int, int] | None:
     """Position, shard and state of what a loop of the host waits for; None if it does not."""
     iterator = getattr(dataset, "_iterator", None)
     if iterator is None or iterator._state != _IterState.ITERATING:
@@ -100,7 +104,8 @@ def _waited_for(dataset: StreamingDataset, readers: type[Reader]) -> tuple[int, 
             continue
         shard, _ = dataset.spanner[int(iterator.sample_ids[position])]
         state = int(dataset._shard_states[shard])
-        if state in waits_for and isinstance(dataset.shards[shard], readers):
+        ours = isinstance(getattr(dataset.shards[shard], "cache", None), StreamCache)
+        if ours and state in waits_for:
             return position, int(shard), state
     return None
 

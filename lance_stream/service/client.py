@@ -95,18 +95,31 @@ def _plan_once(endpoint: Endpoint, request: m.Plan) -> ShardIndex:
 
 
 class Lease:
-    """A connection that asks for nothing: the download process lives at least as long."""
+    """A hold on the download process: it lives at least as long. One connection for all."""
 
     def __init__(self, endpoint: Endpoint) -> None:
-        """Connect, starting the process if need be."""
-        self._connection = connect(endpoint)
-        _INHERITED.append(self._connection)
+        """Take hold, starting the process if need be."""
+        self._endpoint = endpoint
+        self._pid = os.getpid()
+        with _LEASES_LOCK:
+            count, connection = _LEASES.get(endpoint, (0, None))
+            if connection is None:
+                connection = connect(endpoint)
+                _INHERITED.append(connection)
+            _LEASES[endpoint] = (count + 1, connection)
 
     def close(self) -> None:
         """Let go of the process."""
-        self._connection.close()
+        if os.getpid() != self._pid:
+            return
+        with _LEASES_LOCK:
+            count, connection = _LEASES.pop(self._endpoint)
+            if count > 1:
+                _LEASES[self._endpoint] = (count - 1, connection)
+                return
+        connection.close()
         with contextlib.suppress(ValueError):
-            _INHERITED.remove(self._connection)
+            _INHERITED.remove(connection)
 
 
 @dataclass(slots=True)
@@ -340,6 +353,8 @@ class ShardClient:
 _INHERITED: list[socket.socket] = []
 _CLIENTS: dict[Endpoint, ShardClient] = {}
 _CLIENTS_LOCK = threading.Lock()
+_LEASES: dict[Endpoint, tuple[int, socket.socket]] = {}
+_LEASES_LOCK = threading.Lock()
 
 
 def client_for(endpoint: Endpoint) -> ShardClient:
@@ -352,10 +367,11 @@ def client_for(endpoint: Endpoint) -> ShardClient:
 
 def _after_fork_in_child() -> None:
     """Forget the parent's clients: their threads are not here, their sockets are not ours."""
-    # The lock may have been held by a thread that is not here.
-    global _CLIENTS_LOCK  # noqa: PLW0603
-    _CLIENTS_LOCK = threading.Lock()
+    # The locks may have been held by threads that are not here.
+    global _CLIENTS_LOCK, _LEASES_LOCK
+    _CLIENTS_LOCK, _LEASES_LOCK = threading.Lock(), threading.Lock()
     _CLIENTS.clear()
+    _LEASES.clear()
     for connection in _INHERITED:
         connection.close()
     _INHERITED.clear()

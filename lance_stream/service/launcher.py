@@ -24,6 +24,8 @@ __all__ = ["connect", "peer_uid"]
 logger = logging.getLogger(__name__)
 
 _START_TIMEOUT_S = 60.0
+# One that is killed while it starts is started again.
+_MAX_STARTS = 3
 _SEND_TIMEOUT_S = 30.0
 _LOG_TAIL_BYTES = 2000
 
@@ -76,26 +78,28 @@ def _start(endpoint: Endpoint) -> socket.socket:
     sweep_stale_endpoints()
     endpoint.make_directories()
     deadline = time.monotonic() + _START_TIMEOUT_S
-    starter: subprocess.Popen[bytes] | None = None
+    started = 0
     while time.monotonic() < deadline:
         connection = _try_connect(endpoint)
         if connection is not None:
-            if starter is not None:
+            if started:
                 logger.info("started download process %s", endpoint.pid())
             return connection
         if not lock_is_held(endpoint.alive_path):
-            if starter is not None:
+            if started >= _MAX_STARTS:
                 break
-            starter = _spawn(endpoint)
+            started += 1
+            _spawn(endpoint)
         time.sleep(0.01)
     msg = (
-        f"the download process did not start within {_START_TIMEOUT_S:g} s or ended at once; "
+        f"the download process did not start within {_START_TIMEOUT_S:g} s, or ended at once "
+        f"({started} times); "
         f"the end of its log {endpoint.log_path}: {_log_tail(endpoint)}"
     )
     raise DownloadProcessError(msg)
 
 
-def _spawn(endpoint: Endpoint) -> subprocess.Popen[bytes]:
+def _spawn(endpoint: Endpoint) -> None:
     """Run the server module detached; returns when it has taken its ``alive`` lock, or failed.
 
     Its own session keeps Ctrl-C and a dying terminal away from it. It forks before it does
@@ -124,7 +128,6 @@ def _spawn(endpoint: Endpoint) -> subprocess.Popen[bytes]:
     except subprocess.TimeoutExpired:
         starter.kill()
         starter.wait()
-    return starter
 
 
 def _log_tail(endpoint: Endpoint) -> str:

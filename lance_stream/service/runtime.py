@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import secrets
 import shutil
 import stat
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -39,6 +41,21 @@ __all__ = [
 # sun_path holds 108 bytes with the closing NUL.
 _MAX_SOCKET_PATH = 107
 _STALE_AFTER_S = 120.0
+# Other things may lie in the same directory, default caches among them.
+_TOKEN = re.compile(r"[0-9a-f]{12}")
+
+
+# Locks of files are between processes; this one is between threads.
+_THREADS_LOCK = threading.Lock()
+
+
+def _after_fork_in_child() -> None:
+    """A thread that is not here may have held it."""
+    global _THREADS_LOCK
+    _THREADS_LOCK = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +184,10 @@ def locked(path: str, timeout_s: float) -> Iterator[None]:
         except FileNotFoundError:
             continue
         try:
-            if _try_lock(descriptor, path):
-                yield
-                return
+            with _THREADS_LOCK:
+                if _try_lock(descriptor, path):
+                    yield
+                    return
         finally:
             os.close(descriptor)
         if time.monotonic() > deadline:
@@ -179,11 +197,14 @@ def locked(path: str, timeout_s: float) -> Iterator[None]:
 
 
 def _try_lock(descriptor: int, path: str) -> bool:
-    """Lock the file, unless another process holds it or has removed it meanwhile."""
+    """Lock the file, unless another process holds it or has removed it meanwhile.
+
+    Not by flock: a child forked at this moment would hold the lock on.
+    """
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    except (BlockingIOError, FileNotFoundError):
+    except (BlockingIOError, PermissionError, FileNotFoundError):
         return False
 
 
@@ -191,6 +212,8 @@ def sweep_stale_endpoints() -> None:
     """Remove directories of processes that were killed together with their jobs."""
     root = runtime_root()
     for name in os.listdir(root):
+        if not _TOKEN.fullmatch(name):
+            continue
         endpoint = Endpoint(f"{root}/{name}")
         try:
             age = time.time() - os.stat(endpoint.directory).st_mtime

@@ -176,9 +176,7 @@ class Server:
         self._handle(s.Left(client.number, stream))
         if not any(stream in other.streams for other in self._clients.values()):
             self._sources.pop(stream, None)
-            ledger = self._ledgers.pop(stream, None)
-            if ledger is not None:
-                ledger.close()
+            self._ledgers.pop(stream, None)
 
     def _on_gone(self, client: _Client) -> None:
         self._clients.pop(client.number, None)

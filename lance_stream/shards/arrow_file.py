@@ -13,7 +13,6 @@ The stream format is not used: cut at a message border it reads back short witho
 from __future__ import annotations
 
 import json
-import mmap
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +21,7 @@ import pyarrow as pa
 import xxhash
 
 from lance_stream.errors import ShardCorruptError
+from lance_stream.shards.mapping import map_readonly
 
 __all__ = ["ShardHeader", "ShardFile", "write_shard"]
 
@@ -29,6 +29,8 @@ _HEADER = b"lance_stream.shard"
 _CHECK = b"lance_stream.check"
 _MARK = b"xxh3-128:"
 _ZEROS = b"0" * 32
+# The footer repeats the schema: some hundred bytes per column.
+_MAX_FOOTER_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,27 +75,28 @@ def write_shard(path: str, table: pa.Table, header: ShardHeader) -> int:
             writer.write_batch(batch)
     with open(path, "r+b") as file:
         num_bytes = os.fstat(file.fileno()).st_size
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-            at = _find_checksum(mapped)
-            checksum = _checksum(mapped, at)
-        # Not through the mapping: where the disk is full that would be a SIGBUS, not an error.
-        os.pwrite(file.fileno(), checksum, at)
+        content = memoryview(map_readonly(file.fileno(), num_bytes))
+        at = _find_checksum(content)
+        # Not through a mapping: where the disk is full that would be a SIGBUS, not an error.
+        os.pwrite(file.fileno(), _checksum(content, at), at)
     return num_bytes
 
 
-def _find_checksum(mapped: mmap.mmap) -> int:
+def _find_checksum(content: memoryview) -> int:
     """Offset of the checksum's digits in the footer; -1 if there are none."""
-    at = mapped.rfind(_MARK)
-    return at + len(_MARK) if 0 <= at <= len(mapped) - len(_MARK) - len(_ZEROS) else -1
+    tail = bytes(content[-_MAX_FOOTER_BYTES:])
+    at = tail.rfind(_MARK)
+    if at < 0 or at + len(_MARK) + len(_ZEROS) > len(tail):
+        return -1
+    return len(content) - len(tail) + at + len(_MARK)
 
 
-def _checksum(mapped: mmap.mmap, at: int) -> bytes:
+def _checksum(content: memoryview, at: int) -> bytes:
     """Hash the file, reading the checksum itself as zeros."""
     hasher = xxhash.xxh3_128()
-    with memoryview(mapped) as view:
-        hasher.update(view[:at])
-        hasher.update(_ZEROS)
-        hasher.update(view[at + len(_ZEROS) :])
+    hasher.update(content[:at])
+    hasher.update(_ZEROS)
+    hasher.update(content[at + len(_ZEROS) :])
     return hasher.hexdigest().encode()
 
 
@@ -131,14 +134,15 @@ class ShardFile:
             if not status.st_size:
                 msg = f"{path} is empty"
                 raise ShardCorruptError(msg)
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            mapped = map_readonly(file.fileno(), status.st_size)
         if verified != self.inode:
-            at = _find_checksum(mapped)
-            if at < 0 or mapped[at : at + len(_ZEROS)] != _checksum(mapped, at):
+            content = memoryview(mapped)
+            at = _find_checksum(content)
+            if at < 0 or content[at : at + len(_ZEROS)] != _checksum(content, at):
                 msg = f"{path}: the checksum does not match the content"
                 raise ShardCorruptError(msg)
         try:
-            reader = pa.ipc.open_file(pa.py_buffer(mapped))
+            reader = pa.ipc.open_file(mapped)
             header = reader.metadata.get(_HEADER, b"") if reader.metadata else b""
             found_schema = reader.schema
             batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]

@@ -6,10 +6,12 @@ it was written, so a shard is first *charged* with an estimate and later correct
 remembers what was charged, so that the two sides are always the same number, whichever process
 asks. It is a small file in the cache directory::
 
-    int64 evictions          how often a shard was released: readers drop stale mappings
+    int64 evictions          how often a shard was released
     int64 held               how many shards are charged
     int64 prepared_ns        when a shard was last prepared, on the machine's monotonic clock
-    int64 charged[shards]    bytes charged for each shard; 0: not in the cache, not wanted
+    int64 (charged, releases)[shards]
+                             bytes charged for each shard (0: not in the cache, not wanted), and
+                             how often it was released: readers drop mappings of older files
 
 It also tells the download process whether a shard is still wanted: an evicted one is not.
 """
@@ -17,16 +19,17 @@ It also tells the download process whether a shard is still wanted: an evicted o
 from __future__ import annotations
 
 import fcntl
-import mmap
 import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from lance_stream.shards.mapping import map_writable
+
 __all__ = ["Ledger", "create_ledger"]
 
 _WORD = 8
-_EVICTIONS, _HELD, _PREPARED_NS, _CHARGED = range(4)
+_EVICTIONS, _HELD, _PREPARED_NS, _SHARDS = range(4)
 
 
 def create_ledger(path: str, num_shards: int) -> None:
@@ -38,8 +41,8 @@ def create_ledger(path: str, num_shards: int) -> None:
     temporary = f"{path}.new"
     descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
-        # Allocated, not sparse: a full disk is an error here, instead of a SIGBUS later.
-        os.posix_fallocate(descriptor, 0, (_CHARGED + num_shards) * _WORD)
+        # Written, not sparse: a full disk is an error here, instead of a SIGBUS later.
+        _fill(descriptor, (_SHARDS + 2 * num_shards) * _WORD)
     finally:
         os.close(descriptor)
     os.rename(temporary, path)
@@ -55,16 +58,13 @@ class Ledger:
             FileNotFoundError: The dataset that made it is gone.
         """
         self.path = path
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        self._mapped = mmap.mmap(self._descriptor, 0)
-        self._words = memoryview(self._mapped).cast("q")
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            view, self._mapping = map_writable(descriptor, os.fstat(descriptor).st_size)
+        finally:
+            os.close(descriptor)
+        self._words = view.cast("q")
         self._lock = threading.Lock()
-
-    def close(self) -> None:
-        """Unmap the file; the ledger must not be used afterwards."""
-        self._words.release()
-        self._mapped.close()
-        os.close(self._descriptor)
 
     @property
     def evictions(self) -> int:
@@ -78,7 +78,7 @@ class Ledger:
 
     def charged(self, shard: int) -> int:
         """Bytes charged for the shard; 0 if it is neither in the cache nor wanted."""
-        return self._words[_CHARGED + shard]
+        return self._words[_SHARDS + 2 * shard]
 
     def pause_before_eviction_s(self, now_ns: int, residence_s: float) -> float:
         """How long to wait so that no shard is evicted sooner than it can be noticed. Pure.
@@ -102,6 +102,10 @@ class Ledger:
         """Remember when a shard was last prepared."""
         self._words[_PREPARED_NS] = now_ns
 
+    def releases(self, shard: int) -> int:
+        """How often the shard was released."""
+        return self._words[_SHARDS + 2 * shard + 1]
+
     def charge(self, shard: int, num_bytes: int) -> int:
         """Set the bytes of a shard; returns the change."""
         with self._locked():
@@ -110,7 +114,7 @@ class Ledger:
     def correct(self, shard: int, path: str) -> int:
         """Set the bytes of a charged shard to the size of its file, if there; the change."""
         with self._locked():
-            if not self._words[_CHARGED + shard]:
+            if not self._words[_SHARDS + 2 * shard]:
                 return 0
             try:
                 num_bytes = os.stat(path).st_size
@@ -127,6 +131,7 @@ class Ledger:
         with self._locked():
             change = self._set(shard, 0)
             self._words[_EVICTIONS] += 1
+            self._words[_SHARDS + 2 * shard + 1] += 1
             try:
                 os.unlink(path)
             except FileNotFoundError:
@@ -134,8 +139,8 @@ class Ledger:
             return -change
 
     def _set(self, shard: int, num_bytes: int) -> int:
-        before = self._words[_CHARGED + shard]
-        self._words[_CHARGED + shard] = num_bytes
+        before = self._words[_SHARDS + 2 * shard]
+        self._words[_SHARDS + 2 * shard] = num_bytes
         self._words[_HELD] += (num_bytes > 0) - (before > 0)
         return num_bytes - before
 
@@ -143,8 +148,18 @@ class Ledger:
     def _locked(self) -> Iterator[None]:
         """Hold the ledger against threads and processes; the kernel frees a dead holder's lock."""
         with self._lock:
-            fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
+            # Opened for this alone: a dataset of many streams has as many ledgers. Not flock: a
+            # child forked at this moment would hold the lock on.
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
             try:
+                fcntl.lockf(descriptor, fcntl.LOCK_EX)
                 yield
             finally:
-                fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
+                os.close(descriptor)
+
+
+def _fill(descriptor: int, size: int) -> None:
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, size)
+    else:
+        os.write(descriptor, bytes(size))

@@ -215,9 +215,7 @@ def test_damaged_files_are_fetched_again(table_100: str, tmp_path: Path) -> None
     leftover = local / ".tmp-999999-1-x.arrow"
     leftover.write_bytes(b"half")
     assert run_forked(lambda: ids(batches(dataset(table_100, shard_rows=10, local=str(local)), 0)))
-    rows = run_forked(
-        lambda: ids(batches(dataset(table_100, shard_rows=10, local=str(local)), 2))
-    )
+    rows = run_forked(lambda: ids(batches(dataset(table_100, shard_rows=10, local=str(local)), 2)))
     assert sorted(rows) == list(range(100))
     assert not leftover.exists()
     assert [(local / name).read_bytes() == data for name, data in zip(names, whole, strict=True)]

@@ -93,6 +93,11 @@ def test_the_deviation_of_a_row_follows_from_that_of_run_means() -> None:
     assert size.deviation_bytes == pytest.approx(10 * 2 * 2**0.5)
 
 
+def test_the_margin_of_a_shard_grows_with_the_root_of_its_rows() -> None:
+    # Overhead 100, 25 rows of 10, two deviations of 4 times the root of 25; rounded up.
+    assert RowSize(10.0, 4.0, 100).shard_bytes(25) == 100 + 250 + 40 + 1
+
+
 @given(
     mean=st.floats(0, 1e6),
     deviation=st.floats(0, 1e6),

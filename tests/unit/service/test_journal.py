@@ -13,20 +13,27 @@ A, B = Key("s", 0), Key("with.dots", 123_456_789)
 
 
 @pytest.fixture
-def journal(tmp_path: Path) -> Journal:
-    return Journal(str(tmp_path))
+def directory(tmp_path: Path) -> Path:
+    path = tmp_path / "directory"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def journal(directory: Path) -> Journal:
+    return Journal(str(directory))
 
 
 def lost(journal: Journal) -> list[Lost]:
     return sorted(journal.take_over(), key=lambda each: each.key)
 
 
-def test_a_process_that_ended_in_order_leaves_nothing(journal: Journal, tmp_path: Path) -> None:
+def test_a_process_that_ended_in_order_leaves_nothing(journal: Journal, directory: Path) -> None:
     assert lost(journal) == []
     journal.begin(A, 1, 0)
     journal.end(A)
     assert lost(journal) == []
-    assert list(tmp_path.iterdir()) == []
+    assert list(directory.iterdir()) == []
 
 
 def test_what_was_in_progress_died(journal: Journal) -> None:
@@ -49,9 +56,9 @@ def test_the_latest_note_counts(journal: Journal) -> None:
     assert lost(journal) == [Lost(A, attempts=1, deaths=1)]
 
 
-def test_notes_stay_until_the_shard_is_fetched(journal: Journal, tmp_path: Path) -> None:
+def test_notes_stay_until_the_shard_is_fetched(journal: Journal, directory: Path) -> None:
     journal.begin(A, 1, 0)
-    assert lost(journal) == lost(Journal(str(tmp_path))) == [Lost(A, 0, 1)]
+    assert lost(journal) == lost(Journal(str(directory))) == [Lost(A, 0, 1)]
     journal.begin(A, 1, 1)
     assert lost(journal) == [Lost(A, 0, 2)]
     journal.end(A)
@@ -78,22 +85,22 @@ def test_the_end_of_what_did_not_begin_is_no_error(journal: Journal) -> None:
     ],
 )
 def test_a_note_that_is_no_note_is_removed(
-    journal: Journal, tmp_path: Path, name: str, text: str
+    journal: Journal, directory: Path, name: str, text: str
 ) -> None:
     journal.begin(A, 1, 0)
-    (tmp_path / name).write_text(text)
+    (directory / name).write_text(text)
     assert lost(journal) == [Lost(A, 0, 1)]
-    assert os.listdir(tmp_path) == ["s.0"]
+    assert os.listdir(directory) == ["s.0"]
 
 
-def test_bytes_that_are_no_text_are_removed(journal: Journal, tmp_path: Path) -> None:
-    (tmp_path / "s.1").write_bytes(b"\xff\xfe run 1 0")
+def test_bytes_that_are_no_text_are_removed(journal: Journal, directory: Path) -> None:
+    (directory / "s.1").write_bytes(b"\xff\xfe run 1 0")
     assert lost(journal) == []
-    assert os.listdir(tmp_path) == []
+    assert os.listdir(directory) == []
 
 
 def test_a_killed_process_leaves_its_notes(
-    journal: Journal, tmp_path: Path, run_python: Callable[..., str]
+    journal: Journal, directory: Path, run_python: Callable[..., str]
 ) -> None:
     script = """
 import os, sys
@@ -103,5 +110,5 @@ journal = Journal(sys.argv[1])
 journal.begin(Key("s", 0), 2, 0)
 os._exit(0)
 """
-    run_python(script, str(tmp_path))
+    run_python(script, str(directory))
     assert lost(journal) == [Lost(A, attempts=1, deaths=1)]

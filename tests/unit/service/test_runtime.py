@@ -246,6 +246,30 @@ def test_lock_is_held(tmp_path: Path) -> None:
     assert os.path.exists(path)
 
 
+def test_looking_at_a_lock_does_not_take_it(tmp_path: Path) -> None:
+    # A daemon that is refused its lock ends at once: it believes that another one lives.
+    path = str(tmp_path / "lock")
+    with _held(path):
+        pass
+    done, refused = threading.Event(), 0
+
+    def look() -> None:
+        while not done.is_set():
+            lock_is_held(path)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    for _ in range(3000):
+        try:
+            with _held(path):
+                pass
+        except BlockingIOError:
+            refused += 1
+    done.set()
+    thread.join(20)
+    assert refused == 0
+
+
 HOLDER = """
 import fcntl, os, sys
 descriptor = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)

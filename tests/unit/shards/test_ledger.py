@@ -24,17 +24,15 @@ def path(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def ledger(path: str) -> Iterator[Ledger]:
-    ledger = Ledger(path)
-    yield ledger
-    ledger.close()
+def ledger(path: str) -> Ledger:
+    return Ledger(path)
 
 
 def test_a_new_ledger_is_empty(ledger: Ledger, path: str) -> None:
     assert ledger.evictions == ledger.held == 0
     assert [ledger.charged(shard) for shard in range(SHARDS)] == [0] * SHARDS
-    assert os.stat(path).st_size == 8 * (3 + SHARDS)
-    assert os.listdir(os.path.dirname(path)) == [".ledger"]
+    assert os.stat(path).st_size == 8 * (3 + 2 * SHARDS)
+    assert [n for n in os.listdir(os.path.dirname(path)) if "ledger" in n] == [".ledger"]
 
 
 def test_a_new_ledger_is_private_and_not_sparse(path: str) -> None:
@@ -49,7 +47,6 @@ def test_a_ledger_takes_the_place_of_an_older_one(ledger: Ledger, path: str) -> 
     fresh = Ledger(path)
     assert fresh.charged(1) == 0
     assert ledger.charged(1) == 5
-    fresh.close()
 
 
 def test_a_ledger_that_is_gone(tmp_path: Path) -> None:
@@ -101,6 +98,7 @@ def test_release_removes_the_file_and_returns_the_charge(ledger: Ledger, tmp_pat
     assert ledger.evictions == 1
     assert ledger.release(5, str(file)) == 0
     assert ledger.evictions == 2
+    assert [ledger.releases(shard) for shard in range(SHARDS)] == [0, 0, 0, 0, 0, 2, 0, 0]
 
 
 def test_what_goes_in_comes_out(ledger: Ledger, tmp_path: Path) -> None:
@@ -156,6 +154,15 @@ def test_evictions_are_spaced_so_that_a_shard_stays_for_a_while(
     assert ledger.pause_before_eviction_s(11 * second, 0.5) == pytest.approx(0.1)
 
 
+def test_an_open_ledger_keeps_no_descriptor(path: str) -> None:
+    # A dataset of many streams has as many ledgers.
+    before = len(os.listdir("/proc/self/fd"))
+    ledgers = [Ledger(path) for _ in range(20)]
+    for ledger in ledgers:
+        ledger.charge(0, 1)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_two_openings_see_the_same_words(ledger: Ledger, path: str) -> None:
     other = Ledger(path)
     ledger.charge(2, 9)
@@ -163,7 +170,6 @@ def test_two_openings_see_the_same_words(ledger: Ledger, path: str) -> None:
     assert other.release(2, path + ".none") == 9
     assert ledger.charged(2) == 0
     assert ledger.evictions == 1
-    other.close()
 
 
 WORKER = """
@@ -213,7 +219,8 @@ def test_four_processes_lose_no_byte(ledger: Ledger, path: str, tmp_path: Path) 
     said = [worker.communicate(timeout=60)[0].split() for worker in workers]
     assert [worker.returncode for worker in workers] == [0] * 4
     assert sum(int(change) for change, _ in said) == sum(map(ledger.charged, range(SHARDS)))
-    assert sum(int(releases) for _, releases in said) == ledger.evictions > 2000
+    releases = sum(int(releases) for _, releases in said)
+    assert releases == ledger.evictions == sum(map(ledger.releases, range(SHARDS))) > 2000
     assert ledger.held == sum(ledger.charged(shard) > 0 for shard in range(SHARDS))
 
 
@@ -282,13 +289,9 @@ def test_a_thread_with_another_opening_is_kept_out(ledger: Ledger, path: str) ->
         ledger.release(0, _Inside(path + ".none", inside))  # type: ignore[arg-type]
     finally:
         thread.join(30)
-        other.close()
 
 
-def test_closing_another_opening_does_not_let_go_of_the_lock(
-    ledger: Ledger, path: str, run_python: Callable[..., str]
-) -> None:
-    script = """
+LOOK = """
 import fcntl, os, sys
 descriptor = os.open(sys.argv[1], os.O_RDWR)
 for lock in (fcntl.lockf, fcntl.flock):
@@ -300,16 +303,31 @@ for lock in (fcntl.lockf, fcntl.flock):
 else:
     print("free")
 """
+
+
+def test_the_lock_keeps_other_processes_out(
+    ledger: Ledger, path: str, run_python: Callable[..., str]
+) -> None:
+    said = []
+    inside = _Inside(path + ".none", lambda: said.append(run_python(LOOK, path)))
+    ledger.release(0, inside)  # type: ignore[arg-type]
+    assert said == ["held\n"]
+    assert run_python(LOOK, path) == "free\n"
+
+
+def test_another_opening_that_goes_away_does_not_let_go_of_the_lock(
+    ledger: Ledger, path: str, run_python: Callable[..., str]
+) -> None:
     said = []
 
     def inside() -> None:
-        said.append(run_python(script, path))
-        Ledger(path).close()
-        said.append(run_python(script, path))
+        other = Ledger(path)
+        assert other.charged(0) == 0
+        del other
+        said.append(run_python(LOOK, path))
 
     ledger.release(0, _Inside(path + ".none", inside))  # type: ignore[arg-type]
-    assert said == ["held\n", "held\n"]
-    assert run_python(script, path) == "free\n"
+    assert said == ["held\n"]
 
 
 def test_the_lock_of_a_holder_that_died_is_free(

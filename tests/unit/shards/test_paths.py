@@ -15,6 +15,13 @@ from lance_stream.shards.paths import (
 FINGERPRINT = "0123456789abcdef0123456789abcdef"
 
 
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    path = tmp_path / "directory"
+    path.mkdir()
+    return path
+
+
 def test_golden_names() -> None:
     # Who depends on these: the caches that users have on disk.
     assert shard_name(FINGERPRINT, 42) == "0123456789abcdef0123.00000042.arrow"
@@ -54,35 +61,35 @@ def test_names_of_different_shards_differ() -> None:
     assert len(names) == 6
 
 
-def test_only_what_dead_writers_left_is_swept(tmp_path: Path) -> None:
+def test_only_what_dead_writers_left_is_swept(directory: Path) -> None:
     shard = shard_name(FINGERPRINT, 3)
     alive = new_temporary_name(shard, 10, 100)
     dead = new_temporary_name(shard, 11, 100)
     reused = new_temporary_name(shard, 10, 99)
     kept = {alive, shard, index_name(FINGERPRINT), ".tmp-", ".tmp-x-1-y", "tmp-1-1-a", ".ledger"}
     for name in kept | {dead, reused}:
-        (tmp_path / name).touch()
+        (directory / name).touch()
     asked = []
 
     def is_alive(pid: int, started: int) -> bool:
         asked.append((pid, started))
         return (pid, started) == (10, 100)
 
-    assert set(sweep_temporary_files(str(tmp_path), is_alive)) == {dead, reused}
-    assert {path.name for path in tmp_path.iterdir()} == kept
+    assert set(sweep_temporary_files(str(directory), is_alive)) == {dead, reused}
+    assert {path.name for path in directory.iterdir()} == kept
     assert sorted(asked) == [(10, 99), (10, 100), (11, 100)]
 
 
-def test_a_leftover_that_somebody_else_removes_is_no_error(tmp_path: Path) -> None:
-    path = tmp_path / new_temporary_name("x", 1, 1)
+def test_a_leftover_that_somebody_else_removes_is_no_error(directory: Path) -> None:
+    path = directory / new_temporary_name("x", 1, 1)
     path.touch()
 
     def is_alive(pid: int, started: int) -> bool:
         path.unlink()
         return False
 
-    assert list(sweep_temporary_files(str(tmp_path), is_alive)) == []
+    assert list(sweep_temporary_files(str(directory), is_alive)) == []
 
 
-def test_an_empty_directory_has_nothing_to_sweep(tmp_path: Path) -> None:
-    assert list(sweep_temporary_files(str(tmp_path), lambda *_: False)) == []
+def test_an_empty_directory_has_nothing_to_sweep(directory: Path) -> None:
+    assert list(sweep_temporary_files(str(directory), lambda *_: False)) == []
