@@ -15,6 +15,8 @@ The life of a shard here, with the stock class:
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import logging
 import os
 import threading
@@ -32,7 +34,7 @@ from lance_stream.service.runtime import Endpoint
 from lance_stream.shards.arrow_file import ShardFile, ShardHeader
 from lance_stream.shards.ledger import Ledger
 from lance_stream.shards.paths import shard_name
-from lance_stream.shards.values import Decoder, column_decoders
+from lance_stream.shards.samples import sample_decoder
 
 __all__ = ["CacheAddress", "StreamCache"]
 
@@ -75,30 +77,18 @@ class CacheAddress:
         self.zero_copy = zero_copy
 
 
-class _View:
-    """Decoded access to one mapped shard file."""
+def _samples(file: ShardFile, *, zero_copy: bool) -> Callable[[int], dict[str, Any]]:
+    """What gives the sample of a row of a mapped shard file."""
+    parts = [sample_decoder(batch, zero_copy=zero_copy) for batch in file.batches]
+    if len(parts) == 1:
+        return parts[0]
+    stops = list(itertools.accumulate(batch.num_rows for batch in file.batches))
 
-    __slots__ = ("_columns", "_file", "_stops")
+    def sample(row: int) -> dict[str, Any]:
+        part = bisect.bisect_right(stops, row)
+        return parts[part](row - (stops[part - 1] if part else 0))
 
-    def __init__(self, file: ShardFile, *, zero_copy: bool) -> None:
-        self._file = file
-        self._columns = [column_decoders(batch, zero_copy=zero_copy) for batch in file.batches]
-        self._stops: list[int] = []
-        rows = 0
-        for batch in file.batches:
-            rows += batch.num_rows
-            self._stops.append(rows)
-
-    def sample(self, row: int) -> dict[str, Any]:
-        """One row."""
-        columns: list[tuple[str, Decoder]]
-        if len(self._stops) == 1:
-            columns = self._columns[0]
-        else:
-            at = next(i for i, stop in enumerate(self._stops) if row < stop)
-            row -= self._stops[at - 1] if at else 0
-            columns = self._columns[at]
-        return {name: decode(row) for name, decode in columns}
+    return sample
 
 
 class StreamCache:
@@ -274,18 +264,18 @@ class StreamCache:
                 corrects its charge.
         """
         releases = self.ledger.releases(shard)
-        view, size = self._map(shard)
+        sample, size = self._map(shard)
         with self._lock:
             while len(self.views) >= _MAX_MAPPED:
                 self._unmap(next(iter(self.views)))
-            self.views[shard] = view.sample
+            self.views[shard] = sample
             self._releases[shard] = releases
         if self.ledger.charged(shard) != size:
             msg = f"the charge of shard {shard} must be corrected"
             raise FileNotFoundError(msg)
-        return view.sample
+        return sample
 
-    def _map(self, shard: int) -> tuple[_View, int]:
+    def _map(self, shard: int) -> tuple[Callable[[int], dict[str, Any]], int]:
         expected = ShardHeader(self.fingerprint, shard, len(self.index.shard_rows(shard)))
         path, corrupt, evicted = self.path(shard), 0, 0
         while True:
@@ -304,7 +294,7 @@ class StreamCache:
                 _unlink(path)
             else:
                 self._verified[shard] = file.inode
-                return _View(file, zero_copy=self.address.zero_copy), file.num_bytes
+                return _samples(file, zero_copy=self.address.zero_copy), file.num_bytes
             evicted += 1
             if evicted > _MAX_EVICTED:
                 msg = (

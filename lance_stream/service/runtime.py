@@ -45,14 +45,15 @@ _STALE_AFTER_S = 120.0
 _TOKEN = re.compile(r"[0-9a-f]{12}")
 
 
-# Locks of files are between processes; this one is between threads.
-_THREADS_LOCK = threading.Lock()
+class _Threads:
+    """Locks of files are between processes; this one is between threads."""
+
+    lock = threading.Lock()
 
 
 def _after_fork_in_child() -> None:
     """A thread that is not here may have held it."""
-    global _THREADS_LOCK
-    _THREADS_LOCK = threading.Lock()
+    _Threads.lock = threading.Lock()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -184,7 +185,7 @@ def locked(path: str, timeout_s: float) -> Iterator[None]:
         except FileNotFoundError:
             continue
         try:
-            with _THREADS_LOCK:
+            with _Threads.lock:
                 if _try_lock(descriptor, path):
                     yield
                     return

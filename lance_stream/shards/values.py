@@ -23,7 +23,13 @@ from pyarrow import types as pat
 
 from lance_stream.errors import UnsupportedTypeError
 
-__all__ = ["check_supported", "column_decoders", "sample_type"]
+__all__ = [
+    "check_supported",
+    "column_buffers",
+    "column_decoders",
+    "is_number",
+    "sample_type",
+]
 
 Decoder = Callable[[int], Any]
 
@@ -112,6 +118,22 @@ def column_decoders(batch: pa.RecordBatch, *, zero_copy: bool) -> list[tuple[str
         (field.name, _nullable(column, _decoder(column, zero_copy=zero_copy)))
         for field, column in zip(batch.schema, batch.columns, strict=True)
     ]
+
+
+def is_number(kind: pa.DataType) -> bool:
+    """Whether values of the type are read as one Python int or float each."""
+    return kind in _NUMBER_CODES
+
+
+def column_buffers(column: pa.Array) -> tuple[memoryview, ...]:
+    """What a column of numbers, text or bytes is read from, without its nulls.
+
+    Returns:
+        ``(numbers,)``, or ``(offsets, data)``: row ``i`` is ``data[offsets[i]:offsets[i + 1]]``.
+    """
+    if is_number(column.type):
+        return (_numbers(column, _NUMBER_CODES[column.type]),)
+    return _offsets(column), memoryview(column.buffers()[2] or b"")
 
 
 def _type_name(field: pa.Field) -> str:

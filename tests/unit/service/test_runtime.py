@@ -3,6 +3,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pickle
+import signal
 import stat
 import subprocess
 import sys
@@ -53,12 +54,68 @@ def endpoint(root: Path) -> Endpoint:
 
 @contextmanager
 def _held(path: str) -> Iterator[int]:
+    """The lock that a download process has on its ``alive`` file."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+HOLDER = """
+import sys
+from lance_stream.service.runtime import locked
+with locked(sys.argv[1], 0.0):
+    print("held", flush=True)
+    sys.stdin.readline()
+print("free", flush=True)
+sys.stdin.readline()
+"""
+
+
+@contextmanager
+def _locked_elsewhere(path: str) -> Iterator[subprocess.Popen[str]]:
+    """Another process inside ``locked``; leaves at a line of input, is killed at the end."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, path],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as holder:
+        assert holder.stdout is not None
+        try:
+            assert holder.stdout.readline() == "held\n"
+            yield holder
+        finally:
+            holder.kill()
+
+
+def _leave(holder: subprocess.Popen[str]) -> None:
+    assert holder.stdin is not None
+    assert holder.stdout is not None
+    holder.stdin.write("\n")
+    holder.stdin.flush()
+    assert holder.stdout.readline() == "free\n"
+
+
+ATTEMPT = """
+import sys
+from lance_stream.errors import DownloadProcessError
+from lance_stream.service.runtime import locked
+try:
+    with locked(sys.argv[1], 0.0):
+        print("free")
+except DownloadProcessError:
+    print("held")
+"""
+
+
+@pytest.fixture
+def attempt(run_python: Callable[..., str]) -> Callable[[object], str]:
+    """What another process finds the lock to be: held or free."""
+    return lambda path: run_python(ATTEMPT, str(path)).strip()
 
 
 # --- private directories ---
@@ -270,23 +327,9 @@ def test_looking_at_a_lock_does_not_take_it(tmp_path: Path) -> None:
     assert refused == 0
 
 
-HOLDER = """
-import fcntl, os, sys
-descriptor = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
-fcntl.flock(descriptor, fcntl.LOCK_EX)
-print("held", flush=True)
-sys.stdin.readline()
-"""
-
-
 def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
     path = str(tmp_path / "lock")
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"held\n"
-        assert lock_is_held(path)
+    with _locked_elsewhere(path) as holder:
         with (
             pytest.raises(DownloadProcessError, match=r"waited 0\.1 s for another process"),
             locked(path, 0.1),
@@ -294,34 +337,99 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
             pass
         holder.kill()
         holder.wait(20)
-    assert not lock_is_held(path)
-    with locked(path, 0.0):
-        assert lock_is_held(path)
+        with locked(path, 0.0):
+            pass
 
 
-def test_locked_makes_the_file_private(tmp_path: Path) -> None:
+def test_locked_makes_the_file_private_and_keeps_others_out(
+    tmp_path: Path, attempt: Callable[[object], str]
+) -> None:
     path = tmp_path / "new" / "lock"
     with locked(str(path), 0.0):
         assert _mode(path) == 0o600
         assert _mode(path.parent) == 0o700
-        assert lock_is_held(str(path))
-    assert not lock_is_held(str(path))
+        assert attempt(path) == "held"
+    assert attempt(path) == "free"
 
 
-def test_locked_frees_the_lock_after_an_error(tmp_path: Path) -> None:
+def test_locked_frees_the_lock_after_an_error(
+    tmp_path: Path, attempt: Callable[[object], str]
+) -> None:
     path = str(tmp_path / "lock")
     with pytest.raises(KeyError, match="mine"), locked(path, 0.0):
         raise KeyError("mine")
-    assert not lock_is_held(path)
+    assert attempt(path) == "free"
 
 
 @pytest.mark.parametrize("timeout_s", [0.0, 0.05])
 def test_locked_gives_up_in_time(tmp_path: Path, timeout_s: float) -> None:
     path = str(tmp_path / "lock")
-    with _held(path):
+    with _locked_elsewhere(path):
         message = f"waited {timeout_s:g} s for another process to release {path}"
         with pytest.raises(DownloadProcessError, match=message), locked(path, timeout_s):
             pass
+
+
+def test_locked_gives_up_in_time_on_another_thread_too(tmp_path: Path) -> None:
+    path, failed = str(tmp_path / "lock"), threading.Event()
+
+    def wait() -> None:
+        try:
+            with locked(path, 0.05):
+                pass
+        except DownloadProcessError:
+            failed.set()
+
+    thread = threading.Thread(target=wait)
+    with locked(path, 0.0):
+        thread.start()
+        in_time = failed.wait(2)
+    thread.join(20)
+    assert in_time
+
+
+def test_one_lock_may_be_taken_inside_another(
+    tmp_path: Path, run_python: Callable[..., str]
+) -> None:
+    # The starter of a process sweeps the directories of dead ones, each under its own lock.
+    script = """
+import faulthandler, sys
+from lance_stream.service.runtime import locked
+faulthandler.dump_traceback_later(5, exit=True)
+with locked(sys.argv[1], 0.0), locked(sys.argv[2], 0.0):
+    print("both")
+"""
+    assert run_python(script, str(tmp_path / "a"), str(tmp_path / "b")) == "both\n"
+
+
+def test_a_child_that_is_forked_meanwhile_does_not_hold_the_lock(
+    tmp_path: Path, attempt: Callable[[object], str]
+) -> None:
+    script = """
+import os, signal, sys
+from lance_stream.service.runtime import locked
+with locked(sys.argv[1], 0.0):
+    child = os.fork()
+    if not child:
+        signal.pause()
+print(child, flush=True)
+sys.stdin.readline()
+"""
+    path = str(tmp_path / "lock")
+    with subprocess.Popen(
+        [sys.executable, "-c", script, path],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        try:
+            assert attempt(path) == "free"
+        finally:
+            os.kill(child, signal.SIGKILL)
+            parent.kill()
 
 
 def _waiter(path: str) -> tuple[threading.Thread, threading.Event, threading.Event]:
@@ -338,30 +446,67 @@ def _waiter(path: str) -> tuple[threading.Thread, threading.Event, threading.Eve
     return thread, has, let_go
 
 
-def test_who_waits_gets_the_lock_next(tmp_path: Path) -> None:
+def test_who_waits_gets_the_lock_next(tmp_path: Path, attempt: Callable[[object], str]) -> None:
     path = str(tmp_path / "lock")
-    with _held(path):
+    with _locked_elsewhere(path) as holder:
         thread, has, let_go = _waiter(path)
         assert not has.wait(0.1)
-    assert has.wait(20)
-    assert lock_is_held(path)
-    let_go.set()
-    thread.join(20)
+        _leave(holder)
+        assert has.wait(20)
+        assert attempt(path) == "held"
+        let_go.set()
+        thread.join(20)
+    assert attempt(path) == "free"
 
 
-def test_the_lock_of_a_removed_file_is_none(tmp_path: Path) -> None:
+def test_the_lock_of_a_removed_file_is_none(
+    tmp_path: Path, attempt: Callable[[object], str]
+) -> None:
     # The process that ends removes its directory under the lock: who waited must not believe to
     # hold a lock that nobody else can see.
     path = tmp_path / "endpoint" / "starting"
     path.parent.mkdir()
-    with _held(str(path)):
+    with _locked_elsewhere(str(path)):
         thread, has, let_go = _waiter(str(path))
         path.unlink()
-        path.parent.rmdir()
-    assert has.wait(20)
-    assert lock_is_held(str(path))
-    let_go.set()
-    thread.join(20)
+        assert has.wait(20)
+        assert attempt(path) == "held"
+        let_go.set()
+        thread.join(20)
+
+
+def test_a_lock_file_that_is_replaced_again_and_again_is_still_one_lock(
+    tmp_path: Path, run_python: Callable[..., str]
+) -> None:
+    script = """
+import os, sys
+from lance_stream.service.runtime import locked
+path, counter = sys.argv[1:]
+for _ in range(40):
+    with locked(path, 60.0):
+        with open(counter) as file:
+            number = int(file.read())
+        with open(counter, "w") as file:
+            file.write(str(number + 1))
+        os.unlink(path)
+"""
+    counter = tmp_path / "counter"
+    counter.write_text("0")
+    errors = []
+
+    def work() -> None:
+        try:
+            run_python(script, str(tmp_path / "lock"), str(counter))
+        except AssertionError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(90)
+    assert errors == []
+    assert counter.read_text() == "120"
 
 
 def test_many_threads_hold_a_lock_one_at_a_time(tmp_path: Path) -> None:
@@ -395,7 +540,7 @@ def test_only_the_directories_of_the_dead_are_swept(root: Path) -> None:
     for endpoint in (dead, young, alive, starting):
         Path(endpoint.log_path).write_text("log")
     Path(dead.alive_path).write_text("4711")
-    with _held(alive.alive_path), _held(starting.starting_path):
+    with _held(alive.alive_path), _locked_elsewhere(starting.starting_path):
         for endpoint in (dead, alive, starting):
             _age(endpoint.directory)
         sweep_stale_endpoints()
@@ -405,6 +550,21 @@ def test_only_the_directories_of_the_dead_are_swept(root: Path) -> None:
             starting.directory,
         }
         assert os.path.exists(alive.log_path)
+
+
+def test_the_starter_of_a_process_may_sweep(root: Path, run_python: Callable[..., str]) -> None:
+    # As the launcher does: inside the lock of its own endpoint.
+    stale = new_endpoint()
+    _age(stale.directory)
+    script = """
+import faulthandler
+from lance_stream.service.runtime import locked, new_endpoint, sweep_stale_endpoints
+faulthandler.dump_traceback_later(5, exit=True)
+with locked(new_endpoint().starting_path, 0.0):
+    sweep_stale_endpoints()
+"""
+    run_python(script)
+    assert not os.path.exists(stale.directory)
 
 
 def test_an_empty_root_has_nothing_to_sweep(root: Path) -> None:

@@ -330,6 +330,31 @@ def test_another_opening_that_goes_away_does_not_let_go_of_the_lock(
     assert said == ["held\n"]
 
 
+def test_a_child_that_is_forked_meanwhile_does_not_hold_the_lock(
+    ledger: Ledger, path: str, run_python: Callable[..., str]
+) -> None:
+    # A DataLoader worker, forked while a thread of the trainer corrects a charge.
+    script = """
+import os, signal, subprocess, sys
+from lance_stream.shards.ledger import Ledger
+children = []
+class Inside:
+    def __fspath__(self):
+        child = os.fork()
+        if not child:
+            os.close(1)
+            os.close(2)
+            signal.pause()
+        children.append(child)
+        return sys.argv[1] + ".none"
+Ledger(sys.argv[1]).release(0, Inside())
+subprocess.run([sys.executable, "-c", sys.argv[2], sys.argv[1]], check=True)
+os.kill(children[0], signal.SIGKILL)
+"""
+    assert run_python(script, path, LOOK) == "free\n"
+    assert ledger.evictions == 1
+
+
 def test_the_lock_of_a_holder_that_died_is_free(
     path: str, ledger: Ledger, run_python: Callable[..., str]
 ) -> None:
