@@ -67,7 +67,7 @@ def report(stream: LanceStream, cache: str) -> None:
     files = [entry for entry in os.scandir(cache) if entry.name.endswith(".arrow")]
     shards = [entry for entry in files if ".index." not in entry.name]
     num_bytes = sum(entry.stat().st_size for entry in shards)
-    pid = stream._built().address.endpoint.pid()
+    pid = stream.download_process_pid
     print(f"download process {pid}: fetched {len(shards)} of {stream.index.num_shards} shards")
     print(f"cache: {len(shards)} shard files, {num_bytes / 1e6:.1f} MB")
     print(f"lance in the trainer: {'imported' if 'lance' in sys.modules else 'not imported'}")

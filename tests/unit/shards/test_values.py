@@ -57,14 +57,14 @@ def assert_same(found: Any, expected: Any) -> None:
 _NAMES = count()
 
 
-def _through_file(table: pa.Table, directory: Path) -> list[pa.RecordBatch]:
+def through_file(table: pa.Table, directory: Path) -> list[pa.RecordBatch]:
     path = str(directory / f"{next(_NAMES)}.arrow")
     header = ShardHeader("f" * 32, 0, table.num_rows)
     write_shard(path, table, header)
     return list(ShardFile(path, header, table.schema).batches)
 
 
-def _table(column: pa.Array | pa.ChunkedArray) -> pa.Table:
+def table_of(column: pa.Array | pa.ChunkedArray) -> pa.Table:
     return pa.table([column], schema=pa.schema([pa.field("c", column.type)]))
 
 
@@ -90,14 +90,14 @@ def _chunks(column: pa.Array) -> pa.ChunkedArray:
 
 
 WAYS: dict[str, Callable[[pa.Array, Path], list[pa.RecordBatch]]] = {
-    "batch": lambda column, _: _table(column).to_batches(),
-    "slice": lambda column, _: _table(_padded(column, 11, 5)).to_batches(),
-    "file": lambda column, path: _through_file(_table(column), path),
-    "file_of_slice": lambda column, path: _through_file(_table(_padded(column, 11, 5)), path),
-    "file_of_table_slice": lambda column, path: _through_file(
-        _table(pa.concat_arrays([column, column])).slice(len(column), len(column)), path
+    "batch": lambda column, _: table_of(column).to_batches(),
+    "slice": lambda column, _: table_of(_padded(column, 11, 5)).to_batches(),
+    "file": lambda column, path: through_file(table_of(column), path),
+    "file_of_slice": lambda column, path: through_file(table_of(_padded(column, 11, 5)), path),
+    "file_of_table_slice": lambda column, path: through_file(
+        table_of(pa.concat_arrays([column, column])).slice(len(column), len(column)), path
     ),
-    "file_of_chunks": lambda column, path: _through_file(_table(_chunks(column)), path),
+    "file_of_chunks": lambda column, path: through_file(table_of(_chunks(column)), path),
 }
 
 
@@ -526,7 +526,7 @@ def test_every_value_of_every_type(case: Case, tmp_path: Path) -> None:
 
 @each_case
 def test_rows_may_be_read_in_any_order_and_again(case: Case) -> None:
-    (batch,) = _table(case.column).to_batches()
+    (batch,) = table_of(case.column).to_batches()
     ((_, decoder),) = column_decoders(batch, zero_copy=False)
     for row in [*range(len(case.expected))][::-1] * 2:
         assert_same(decoder(row), case.expected[row])
@@ -536,10 +536,10 @@ def test_rows_may_be_read_in_any_order_and_again(case: Case) -> None:
 def test_no_rows_and_only_nulls(case: Case, tmp_path: Path) -> None:
     empty = case.column.slice(0, 0)
     assert decode([pa.record_batch([empty], names=["c"])]) == []
-    assert decode(_through_file(_table(empty), tmp_path)) == []
+    assert decode(through_file(table_of(empty), tmp_path)) == []
     for rows in (0, 1, 11):
         nulls = pa.nulls(rows, empty.type)
-        assert decode(_through_file(_table(nulls), tmp_path)) == [None] * rows
+        assert decode(through_file(table_of(nulls), tmp_path)) == [None] * rows
 
 
 @each_case
@@ -567,7 +567,7 @@ ARRAY_CASES = [case for case in CASES if case.kind == "numpy.ndarray"]
 
 @pytest.mark.parametrize("case", ARRAY_CASES, ids=[case.name for case in ARRAY_CASES])
 def test_arrays_are_owned_and_writable(case: Case, tmp_path: Path) -> None:
-    batches = _through_file(_table(case.column), tmp_path)
+    batches = through_file(table_of(case.column), tmp_path)
     arrays = [v for v in decode(batches) if isinstance(v, np.ndarray)]
     assert arrays
     for array in arrays:
@@ -588,7 +588,7 @@ VIEW_CASES = [case for case in ARRAY_CASES if not _is_of_bools(case)]
 
 @pytest.mark.parametrize("case", VIEW_CASES, ids=[case.name for case in VIEW_CASES])
 def test_zero_copy_arrays_are_read_only_views(case: Case, tmp_path: Path) -> None:
-    batches = _through_file(_table(case.column), tmp_path)
+    batches = through_file(table_of(case.column), tmp_path)
     arrays = [v for v in decode(batches, zero_copy=True) if isinstance(v, np.ndarray)]
     assert arrays
     for array in arrays:
@@ -603,7 +603,7 @@ def test_zero_copy_arrays_of_bools_are_read_only_too(tmp_path: Path) -> None:
     # Bits have no view as bytes, so these are copies; whoever writes to them should not find out
     # by the type of the column.
     for case in filter(_is_of_bools, ARRAY_CASES):
-        batches = _through_file(_table(case.column), tmp_path)
+        batches = through_file(table_of(case.column), tmp_path)
         arrays = [v for v in decode(batches, zero_copy=True) if isinstance(v, np.ndarray)]
         assert arrays
         assert not any(array.flags.writeable for array in arrays), case.name
@@ -611,7 +611,7 @@ def test_zero_copy_arrays_of_bools_are_read_only_too(tmp_path: Path) -> None:
 
 def test_a_zero_copy_view_outlives_its_file(tmp_path: Path) -> None:
     column = pa.array([[1.5, 2.5]] * 1000, pa.list_(pa.float64()))
-    last = decode(_through_file(_table(column), tmp_path), zero_copy=True)[-1]
+    last = decode(through_file(table_of(column), tmp_path), zero_copy=True)[-1]
     files = list(tmp_path.glob("*.arrow"))
     assert len(files) == 1
     files[0].unlink()
@@ -666,7 +666,7 @@ def test_a_child_that_is_a_slice_is_read_from_its_own_start(
     assert column.to_pylist() == rows
     for batches in (
         [pa.record_batch([column], names=["c"])],
-        _through_file(_table(column), tmp_path),
+        through_file(table_of(column), tmp_path),
     ):
         assert [value.tolist() for value in decode(batches)] == rows
 
@@ -682,7 +682,7 @@ def test_an_inner_list_that_is_null_over_values_that_are_not(tmp_path: Path) -> 
     ):
         for batches in (
             [pa.record_batch([column], names=["c"])],
-            _through_file(_table(column), tmp_path),
+            through_file(table_of(column), tmp_path),
         ):
             first, second = decode(batches)
             assert_same(first, [[0, 1], None])
@@ -704,7 +704,7 @@ def test_values_under_a_null_do_not_show(tmp_path: Path) -> None:
     ):
         for batches in (
             [pa.record_batch([column], names=["c"])],
-            _through_file(_table(column), tmp_path),
+            through_file(table_of(column), tmp_path),
         ):
             for one, other in zip(decode(batches), expected, strict=True):
                 assert_same(one, other)
@@ -836,11 +836,12 @@ _scalars: dict[pa.DataType, st.SearchStrategy[Any]] = {
 
 @st.composite
 def _kinds(draw: st.DrawFn) -> tuple[pa.DataType, st.SearchStrategy[Any]]:
-    """A supported type, and its values (None among them)."""
+    """A supported type, and its values; None among them, or not."""
+    none = st.none() if draw(st.booleans()) else st.nothing()
     shape = draw(st.sampled_from(["scalar", "scalar", "list", "large_list", "fixed", "nested"]))
     if shape == "scalar":
         kind = draw(st.sampled_from(list(_scalars)))
-        return kind, st.none() | _scalars[kind]
+        return kind, none | _scalars[kind]
     kind = draw(st.sampled_from(list(_numbers_of)))
     values = _numbers_of[kind]
     if draw(st.booleans()):
@@ -853,13 +854,13 @@ def _kinds(draw: st.DrawFn) -> tuple[pa.DataType, st.SearchStrategy[Any]]:
         shape = draw(st.sampled_from(["list", "large_list", "fixed"]))
     if shape == "fixed":
         size = draw(st.integers(0, 4))
-        return pa.list_(kind, size), st.none() | st.lists(values, min_size=size, max_size=size)
+        return pa.list_(kind, size), none | st.lists(values, min_size=size, max_size=size)
     make = pa.list_ if shape == "list" else pa.large_list
-    return make(kind), st.none() | st.lists(values, max_size=5)
+    return make(kind), none | st.lists(values, max_size=5)
 
 
 @st.composite
-def _tables(draw: st.DrawFn) -> pa.Table:
+def any_tables(draw: st.DrawFn) -> pa.Table:
     """A table of any chunks, each of them a slice of a longer one."""
     columns = draw(st.lists(_kinds(), min_size=1, max_size=4))
     schema = pa.schema([pa.field(f"c{i}", kind) for i, (kind, _) in enumerate(columns)])
@@ -876,7 +877,7 @@ def _tables(draw: st.DrawFn) -> pa.Table:
     return pa.concat_tables(chunks)
 
 
-def _oracle(value: Any, kind: pa.DataType) -> Any:
+def oracle(value: Any, kind: pa.DataType) -> Any:
     """What pyarrow's own (exact) Python value is in a sample."""
     if isinstance(value, list):
         shape, leaf = [len(value)], kind.value_type
@@ -896,10 +897,10 @@ def _oracle(value: Any, kind: pa.DataType) -> Any:
 
 
 @settings(max_examples=250)
-@given(table=_tables(), zero_copy=st.booleans())
+@given(table=any_tables(), zero_copy=st.booleans())
 def test_samples_of_any_table_are_its_values(table: pa.Table, zero_copy: bool) -> None:
     with tempfile.TemporaryDirectory() as directory:
-        read_back = _through_file(table, Path(directory))
+        read_back = through_file(table, Path(directory))
         for batches in (read_back, table.to_batches()):
             found = [
                 {name: get(row) for name, get in column_decoders(batch, zero_copy=zero_copy)}
@@ -910,4 +911,4 @@ def test_samples_of_any_table_are_its_values(table: pa.Table, zero_copy: bool) -
             for field in table.schema:
                 column = table.column(field.name).to_pylist()
                 for sample, value in zip(found, column, strict=True):
-                    assert_same(sample[field.name], _oracle(value, field.type))
+                    assert_same(sample[field.name], oracle(value, field.type))
