@@ -13,6 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from lance_stream.errors import IndexFormatError
+from lance_stream.planning import checksum
 from lance_stream.planning.fingerprint import digest
 from lance_stream.planning.rows import FragmentRows, RowRange
 from lance_stream.planning.sizing import RowSize
@@ -151,7 +152,8 @@ class ShardIndex:
                 "version": self.version,
                 "identity": self.identity,
                 "selection": self.selection.as_json(),
-                "schema": self.schema.serialize().to_pybytes().hex(),
+                # In words: the encoding of a schema may differ between versions of Arrow.
+                "schema": [[f.name, str(f.type), f.nullable] for f in self.schema],
                 "shards": digest({"stops": stops.tobytes().hex()}),
             }
         )
@@ -196,11 +198,16 @@ class ShardIndex:
             for a in arrays.values()
         ]
         batch = pa.RecordBatch.from_arrays(columns, names=list(arrays))
-        batch = batch.replace_schema_metadata({_HEADER: json.dumps(header).encode()})
+        name = json.dumps(header).encode()
+        batch = batch.replace_schema_metadata({_HEADER: name})
         sink = pa.BufferOutputStream()
-        with pa.ipc.new_file(sink, batch.schema) as writer:
+        with pa.ipc.new_file(sink, batch.schema, metadata=checksum.placeholder(name)) as writer:
             writer.write_batch(batch)
-        return sink.getvalue()
+        content = bytearray(sink.getvalue())
+        at = checksum.locate(memoryview(content), name)
+        digits = checksum.compute(memoryview(content), at)
+        content[at : at + len(digits)] = digits
+        return pa.py_buffer(bytes(content))
 
     @classmethod
     def from_bytes(cls, data: pa.Buffer | bytes, name: str) -> ShardIndex:
@@ -213,25 +220,38 @@ class ShardIndex:
         Raises:
             IndexFormatError: Not an index, damaged, or written by a newer lance_stream.
         """
+        damage: tuple[type[Exception], ...] = (
+            AttributeError,
+            KeyError,
+            TypeError,
+            ValueError,
+            OSError,
+            pa.ArrowException,
+        )
         try:
             with pa.ipc.open_file(pa.py_buffer(data)) as reader:
-                header = json.loads((reader.schema.metadata or {})[_HEADER])
-                batch = reader.get_batch(0)
-                batch.validate(full=True)
+                text = (reader.schema.metadata or {})[_HEADER]
+                header = dict(json.loads(text))
+                found = header["format"]
+                intact = checksum.is_intact(memoryview(data), text)
+                batch = reader.get_batch(0) if intact and found == INDEX_FORMAT else None
+        except damage as error:
+            msg = f"{name} is not a lance_stream shard index, or is damaged: {error!r}"
+            raise IndexFormatError(msg) from error
+        if found != INDEX_FORMAT:
+            msg = (
+                f"{name} has index format {found}, this lance_stream reads {INDEX_FORMAT}: "
+                "make the index again, or use the version that wrote it"
+            )
+            raise IndexFormatError(msg)
+        if batch is None:
+            msg = f"{name} is a damaged lance_stream shard index: its checksum is wrong"
+            raise IndexFormatError(msg)
+        try:
             arrays = {
                 field: batch.column(i).flatten().to_numpy(zero_copy_only=True)
                 for i, field in enumerate(batch.schema.names)
             }
-        except (KeyError, ValueError, OSError, pa.ArrowException) as error:
-            msg = f"{name} is not a lance_stream shard index, or is damaged: {error!r}"
-            raise IndexFormatError(msg) from error
-        if header.get("format") != INDEX_FORMAT:
-            msg = (
-                f"{name} has index format {header.get('format')}, this lance_stream reads "
-                f"{INDEX_FORMAT}: make the index again, or use the version that wrote it"
-            )
-            raise IndexFormatError(msg)
-        try:
             schema = pa.ipc.read_schema(pa.py_buffer(arrays["schema"].tobytes()))
             return cls(
                 uri=header["uri"],
@@ -243,7 +263,7 @@ class ShardIndex:
                 shard_stops=arrays["shard_stops"],
                 row_size=RowSize(*header["row_size"]),
             )
-        except (KeyError, TypeError, ValueError, pa.ArrowException) as error:
+        except damage as error:
             msg = f"{name} is a damaged lance_stream shard index: {error!r}"
             raise IndexFormatError(msg) from error
 

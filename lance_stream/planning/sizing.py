@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 from lance_stream.errors import PlanError
 
@@ -24,7 +25,8 @@ _UNITS = {
     "gb": 1 << 30,
     "gib": 1 << 30,
 }
-_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", re.IGNORECASE)
+_MAX_BYTES = 1 << 62
+_SIZE = re.compile(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([a-z]*)\s*", re.IGNORECASE)
 
 # Standard deviations above the mean that an estimate is raised by: an estimate that is too low
 # lets the cache grow past its limit, one that is too high only evicts a little early.
@@ -44,15 +46,16 @@ def parse_bytes(value: int | str, argument: str) -> int:
     Raises:
         PlanError: Not a size, or less than one byte.
     """
-    size = -1.0
+    size: int | Fraction = -1
     if isinstance(value, str):
         match = _SIZE.fullmatch(value)
         if match and match.group(2).lower() in _UNITS:
-            size = float(match.group(1)) * _UNITS[match.group(2).lower()]
+            size = Fraction(match.group(1)) * _UNITS[match.group(2).lower()]
     elif isinstance(value, int) and not isinstance(value, bool):
-        size = float(value)
-    if size < 1:
-        msg = f"{argument}={value!r} is not a size: give bytes (an int) or text such as '32mb'"
+        size = value
+    if not 1 <= size <= _MAX_BYTES:
+        shown = repr(value) if len(str(value)) < 50 else f"{str(value)[:40]}..."
+        msg = f"{argument}={shown} is not a size: give bytes (an int) or text such as '32mb'"
         raise PlanError(msg)
     return int(size)
 

@@ -29,14 +29,19 @@ _MAX_LOG_BYTES = 4 << 20
 def main(directory: str) -> None:
     """Be the download process of the endpoint in a directory; does not return."""
     endpoint = Endpoint(directory)
-    # The lock is inherited by the fork, and taken before the starter sees its child exit.
+    ready, tell = os.pipe()
+    if os.fork():
+        # The starter sees this process exit when the lock is taken, or cannot be.
+        os.close(tell)
+        os.read(ready, 1)
+        os._exit(0)
+    os.close(ready)
     alive = os.open(endpoint.alive_path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        fcntl.flock(alive, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return
-    if os.fork():
+        fcntl.lockf(alive, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
         os._exit(0)
+    os.close(tell)
     os.ftruncate(alive, 0)
     os.write(alive, str(os.getpid()).encode())
     # Ctrl-C in the trainer's terminal is not for this process: it ends with its clients.

@@ -20,6 +20,8 @@ import re
 import secrets
 import shutil
 import stat
+import struct
+import sys
 import tempfile
 import threading
 import time
@@ -27,6 +29,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from lance_stream.errors import DownloadProcessError
 
@@ -41,19 +44,28 @@ __all__ = [
 # sun_path holds 108 bytes with the closing NUL.
 _MAX_SOCKET_PATH = 107
 _STALE_AFTER_S = 120.0
+# struct flock of 64-bit Linux: type, whence, start, length, pid.
+_FLOCK = struct.Struct("hh4xqqi4x")
 # Other things may lie in the same directory, default caches among them.
 _TOKEN = re.compile(r"[0-9a-f]{12}")
 
 
 class _Threads:
-    """Locks of files are between processes; this one is between threads."""
+    """Locks of files are between processes; these are between threads, one for each path."""
 
-    lock = threading.Lock()
+    guard = threading.Lock()
+    locks: ClassVar[dict[str, threading.Lock]] = {}
+
+    @classmethod
+    def lock(cls, path: str) -> threading.Lock:
+        with cls.guard:
+            return cls.locks.setdefault(path, threading.Lock())
 
 
 def _after_fork_in_child() -> None:
-    """A thread that is not here may have held it."""
-    _Threads.lock = threading.Lock()
+    """Threads that are not here may have held them."""
+    _Threads.guard = threading.Lock()
+    _Threads.locks.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -156,14 +168,18 @@ def new_endpoint() -> Endpoint:
 
 
 def lock_is_held(path: str) -> bool:
-    """Whether a live process holds the lock on a file."""
+    """Whether another live process holds the lock on a file. Looks without taking it."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        if sys.platform == "linux":
+            asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            found = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))
+            return found[0] != fcntl.F_UNLCK
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
         return True
     finally:
         os.close(descriptor)
@@ -178,18 +194,27 @@ def locked(path: str, timeout_s: float) -> Iterator[None]:
         DownloadProcessError: It was not free in time.
     """
     deadline = time.monotonic() + timeout_s
+    threads = _Threads.lock(path)
+    if not threads.acquire(timeout=max(0.0, timeout_s)):
+        msg = f"waited {timeout_s:g} s for another thread to release {path}"
+        raise DownloadProcessError(msg)
+    try:
+        descriptor = _locked_descriptor(path, timeout_s, deadline)
+        try:
+            yield
+        finally:
+            os.close(descriptor)
+    finally:
+        threads.release()
+
+
+def _locked_descriptor(path: str, timeout_s: float, deadline: float) -> int:
     while True:
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        try:
+        with suppress(FileNotFoundError):
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except FileNotFoundError:
-            continue
-        try:
-            with _Threads.lock:
-                if _try_lock(descriptor, path):
-                    yield
-                    return
-        finally:
+            if _try_lock(descriptor, path):
+                return descriptor
             os.close(descriptor)
         if time.monotonic() > deadline:
             msg = f"waited {timeout_s:g} s for another process to release {path}"

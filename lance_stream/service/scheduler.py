@@ -265,6 +265,8 @@ class Scheduler:
 
     def next_wakeup(self, now: float) -> float | None:
         """When the next ``Tick`` is due: a deadline or the end of a delay; None if none is."""
+        if self._retired:
+            return None
         running = [f.deadline for f in self._fetches.values() if f.running]
         delayed = [f.not_before for f in self._fetches.values() if f.not_before > now]
         return min(running + delayed, default=None)
@@ -338,6 +340,8 @@ class Scheduler:
             failure = _hung(fetch.policy, fetch.attempts)
             final = fetch.attempts >= fetch.policy.attempts
             out.append(Reply(tuple(fetch.waiting), fetch.key, failure, final=final))
+            if final:
+                del self._fetches[fetch.key]
         first = hung[0]
         reason = (
             f"shard {first.key.shard} got no answer within {first.policy.timeout_s:g} s "

@@ -1,11 +1,8 @@
 """Arrow IPC shard files: written complete and checksummed, verified when opened.
 
 A shard is an ordinary Arrow IPC *file* (any Arrow reader opens it) whose footer metadata says
-what it is::
-
-    lance_stream.shard  {"fingerprint": ..., "shard": 42, "rows": 1000}
-    lance_stream.check  "xxh3-128:" and 32 hex digits: the hash of the whole file, with the
-                        digits themselves read as zeros
+what it is, ``lance_stream.shard: {"fingerprint": ..., "shard": 42, "rows": 1000}``, beside the
+checksum of the whole file (``planning.checksum``).
 
 The stream format is not used: cut at a message border it reads back short without an error.
 """
@@ -18,19 +15,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-import xxhash
 
 from lance_stream.errors import ShardCorruptError
+from lance_stream.planning import checksum
 from lance_stream.shards.mapping import map_readonly
 
 __all__ = ["ShardHeader", "ShardFile", "write_shard"]
 
 _HEADER = b"lance_stream.shard"
-_CHECK = b"lance_stream.check"
-_MARK = b"xxh3-128:"
-_ZEROS = b"0" * 32
-# The footer repeats the schema: some hundred bytes per column.
-_MAX_FOOTER_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +57,7 @@ def write_shard(path: str, table: pa.Table, header: ShardHeader) -> int:
             the caller to remove.
     """
     table = table.combine_chunks()
-    metadata = {_HEADER: header.to_bytes(), _CHECK: _MARK + _ZEROS}
+    metadata = {_HEADER: header.to_bytes(), **checksum.placeholder(header.to_bytes())}
     schema = table.schema.remove_metadata()
     with (
         pa.OSFile(path, mode="wb") as sink,
@@ -76,28 +68,10 @@ def write_shard(path: str, table: pa.Table, header: ShardHeader) -> int:
     with open(path, "r+b") as file:
         num_bytes = os.fstat(file.fileno()).st_size
         content = memoryview(map_readonly(file.fileno(), num_bytes))
-        at = _find_checksum(content)
+        at = checksum.locate(content, header.to_bytes())
         # Not through a mapping: where the disk is full that would be a SIGBUS, not an error.
-        os.pwrite(file.fileno(), _checksum(content, at), at)
+        os.pwrite(file.fileno(), checksum.compute(content, at), at)
     return num_bytes
-
-
-def _find_checksum(content: memoryview) -> int:
-    """Offset of the checksum's digits in the footer; -1 if there are none."""
-    tail = bytes(content[-_MAX_FOOTER_BYTES:])
-    at = tail.rfind(_MARK)
-    if at < 0 or at + len(_MARK) + len(_ZEROS) > len(tail):
-        return -1
-    return len(content) - len(tail) + at + len(_MARK)
-
-
-def _checksum(content: memoryview, at: int) -> bytes:
-    """Hash the file, reading the checksum itself as zeros."""
-    hasher = xxhash.xxh3_128()
-    hasher.update(content[:at])
-    hasher.update(_ZEROS)
-    hasher.update(content[at + len(_ZEROS) :])
-    return hasher.hexdigest().encode()
 
 
 class ShardFile:
@@ -135,12 +109,10 @@ class ShardFile:
                 msg = f"{path} is empty"
                 raise ShardCorruptError(msg)
             mapped = map_readonly(file.fileno(), status.st_size)
-        if verified != self.inode:
-            content = memoryview(mapped)
-            at = _find_checksum(content)
-            if at < 0 or content[at : at + len(_ZEROS)] != _checksum(content, at):
-                msg = f"{path}: the checksum does not match the content"
-                raise ShardCorruptError(msg)
+        name = expected.to_bytes()
+        if verified != self.inode and not checksum.is_intact(memoryview(mapped), name):
+            msg = f"{path}: the checksum does not match the content, or it is another shard's"
+            raise ShardCorruptError(msg)
         try:
             reader = pa.ipc.open_file(mapped)
             header = reader.metadata.get(_HEADER, b"") if reader.metadata else b""

@@ -24,6 +24,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from lance_stream.errors import ShardUnavailableError
 from lance_stream.shards.mapping import map_writable
 
 __all__ = ["Ledger", "create_ledger"]
@@ -48,6 +49,20 @@ def create_ledger(path: str, num_shards: int) -> None:
     os.rename(temporary, path)
 
 
+class _Threads:
+    """The lock of a file is between processes; this one is between threads, for all ledgers."""
+
+    lock = threading.Lock()
+
+
+def _after_fork_in_child() -> None:
+    """A thread that is not here may have held it."""
+    _Threads.lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
 class Ledger:
     """An open ledger. Not picklable and not for use after a fork: open it again by its path."""
 
@@ -58,13 +73,14 @@ class Ledger:
             FileNotFoundError: The dataset that made it is gone.
         """
         self.path = path
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            view, self._mapping = map_writable(descriptor, os.fstat(descriptor).st_size)
-        finally:
-            os.close(descriptor)
+        # Closing any descriptor of a file drops the process's lock on it: never meanwhile.
+        with _Threads.lock:
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                view, self._mapping = map_writable(descriptor, os.fstat(descriptor).st_size)
+            finally:
+                os.close(descriptor)
         self._words = view.cast("q")
-        self._lock = threading.Lock()
 
     @property
     def evictions(self) -> int:
@@ -147,10 +163,15 @@ class Ledger:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Hold the ledger against threads and processes; the kernel frees a dead holder's lock."""
-        with self._lock:
+        with _Threads.lock:
             # Opened for this alone: a dataset of many streams has as many ledgers. Not flock: a
             # child forked at this moment would hold the lock on.
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+            except FileNotFoundError as error:
+                # Not to be taken for a shard that was evicted.
+                msg = f"{self.path} is gone: the dataset that it belongs to was closed"
+                raise ShardUnavailableError(msg) from error
             try:
                 fcntl.lockf(descriptor, fcntl.LOCK_EX)
                 yield

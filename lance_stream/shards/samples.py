@@ -16,7 +16,12 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import types as pat
 
-from lance_stream.shards.values import column_buffers, column_decoders, is_number
+from lance_stream.shards.values import (
+    column_buffers,
+    column_decoders,
+    is_number,
+    number_array,
+)
 
 __all__ = ["sample_decoder"]
 
@@ -70,8 +75,7 @@ def _inline(column: pa.Array, number: int, *, zero_copy: bool) -> tuple[str, dic
 def _matrix(column: pa.Array) -> np.ndarray[Any, Any]:
     """A fixed-size list column without nulls as a (rows, list size) view."""
     size, values = column.type.list_size, column.values
-    (numbers,) = column_buffers(values)
-    flat = np.frombuffer(numbers, values.type.to_pandas_dtype())
+    flat = number_array(values)
     start = column.offset * size
     return flat[start : start + len(column) * size].reshape(-1, size)
 

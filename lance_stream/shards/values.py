@@ -28,11 +28,13 @@ __all__ = [
     "column_buffers",
     "column_decoders",
     "is_number",
+    "number_array",
     "sample_type",
 ]
 
 Decoder = Callable[[int], Any]
 
+# struct codes, which are numpy's as well. Half floats are left out: memoryview cannot read them.
 _NUMBER_CODES: dict[pa.DataType, Any] = {
     pa.int8(): "b",
     pa.int16(): "h",
@@ -42,10 +44,11 @@ _NUMBER_CODES: dict[pa.DataType, Any] = {
     pa.uint16(): "H",
     pa.uint32(): "I",
     pa.uint64(): "Q",
-    pa.float16(): "e",
     pa.float32(): "f",
     pa.float64(): "d",
 }
+_DTYPES = {kind: np.dtype(code) for kind, code in _NUMBER_CODES.items()}
+_DTYPES[pa.float16()] = np.dtype(np.float16)
 _UNITS_PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 # Timestamps without a zone are naive.
 _EPOCH = dt.datetime(1970, 1, 1)  # noqa: DTZ001
@@ -82,10 +85,20 @@ def sample_type(field: pa.Field) -> str | None:
     if _is_list(kind):
         leaf = _list_leaf(kind)
         return None if leaf is None else "numpy.ndarray"
+    if pat.is_timestamp(kind) and kind.tz is not None and _zone(kind) is None:
+        return None
     for matches, name in _SAMPLE_TYPES:
         if matches(kind):
             return name
     return None
+
+
+def _zone(kind: pa.TimestampType) -> dt.tzinfo | None:
+    """The zone of a type; None if this machine does not know it."""
+    try:
+        return pa.scalar(0, pa.timestamp("us", kind.tz)).as_py().tzinfo
+    except (ValueError, KeyError, OSError, pa.ArrowException):
+        return None
 
 
 _SAMPLE_TYPES: Sequence[tuple[Callable[[pa.DataType], bool], str]] = (
@@ -121,8 +134,8 @@ def column_decoders(batch: pa.RecordBatch, *, zero_copy: bool) -> list[tuple[str
 
 
 def is_number(kind: pa.DataType) -> bool:
-    """Whether values of the type are read as one Python int or float each."""
-    return kind in _NUMBER_CODES
+    """Whether a memoryview reads values of the type as Python numbers."""
+    return not isinstance(kind, pa.BaseExtensionType) and kind in _NUMBER_CODES
 
 
 def column_buffers(column: pa.Array) -> tuple[memoryview, ...]:
@@ -152,9 +165,11 @@ def _is_list(kind: pa.DataType) -> bool:
 def _list_leaf(kind: pa.DataType) -> pa.DataType | None:
     """Number or bool that a list ends in, if it is a regular array: [fixed lists of] leaf."""
     kind = kind.value_type
-    while pat.is_fixed_size_list(kind):
+    while pat.is_fixed_size_list(kind) and not isinstance(kind, pa.BaseExtensionType):
         kind = kind.value_type
-    return kind if kind in _NUMBER_CODES or pat.is_boolean(kind) else None
+    if isinstance(kind, pa.BaseExtensionType):
+        return None
+    return kind if kind in _DTYPES or pat.is_boolean(kind) else None
 
 
 def _nullable(column: pa.Array, decode: Decoder) -> Decoder:
@@ -189,6 +204,17 @@ def _numbers(column: pa.Array, code: Any) -> memoryview:
     if buffer is None:
         return memoryview(b"").cast(code)
     return memoryview(buffer).cast("B").cast(code)[column.offset : column.offset + len(column)]
+
+
+def number_array(column: pa.Array) -> np.ndarray[Any, Any]:
+    """A number column, without its nulls, as a read-only view."""
+    flat = np.frombuffer(column.buffers()[1] or b"", _DTYPES[column.type])
+    return flat[column.offset : column.offset + len(column)]
+
+
+def _halves(column: pa.Array) -> Decoder:
+    values = number_array(column)
+    return lambda row: float(values[row])
 
 
 def _booleans(column: pa.Array) -> Decoder:
@@ -265,9 +291,7 @@ def _times(column: pa.Array) -> Decoder:
 
 def _timestamps(column: pa.Array) -> Decoder:
     raw, to_us = _microseconds(column)
-    zone: dt.tzinfo | None = None
-    if column.type.tz is not None:
-        zone = pa.scalar(0, pa.timestamp("us", column.type.tz)).as_py().tzinfo
+    zone = None if column.type.tz is None else _zone(column.type)
 
     def get(row: int) -> dt.datetime | int:
         us = to_us(raw[row])
@@ -298,6 +322,7 @@ def _durations(column: pa.Array) -> Decoder:
 
 _DECODERS: Sequence[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array], Decoder]]] = (
     (pat.is_boolean, _booleans),
+    (pat.is_float16, _halves),
     (lambda t: pat.is_string(t) or pat.is_large_string(t), _strings),
     (lambda t: pat.is_binary(t) or pat.is_large_binary(t), _bytes),
     (pat.is_fixed_size_binary, _fixed_bytes),
@@ -323,11 +348,14 @@ def _arrays(column: pa.Array, *, zero_copy: bool) -> Decoder:
         def bounds(row: int) -> tuple[int, int]:
             return offsets[row], offsets[row + 1]
 
-    # The child as stored: offsets of the parent count from its start.
-    values, inner, masked = column.values, [], False
+    # The child as stored: offsets of the parent count from its start. A child of fixed lists may
+    # itself begin inside its own child: ``skipped`` leaf values come before its first.
+    values, inner, masked, skipped = column.values, [], False, 0
     while pat.is_fixed_size_list(values.type):
         masked = masked or values.null_count > 0
-        inner.append(values.type.list_size)
+        size_inner = values.type.list_size
+        inner.append(size_inner)
+        skipped = (skipped + values.offset) * size_inner
         values = values.values
     flat = _flat_values(values)
     width = int(np.prod(inner, dtype=np.int64))
@@ -336,10 +364,14 @@ def _arrays(column: pa.Array, *, zero_copy: bool) -> Decoder:
 
     def get(row: int) -> Any:
         begin, end = bounds(row)
-        array = flat(begin * width, end * width)
+        array = flat(skipped + begin * width, skipped + end * width)
         if inner:
             array = array.reshape((end - begin, *shape[1:]))
-        return array if zero_copy else array.copy()
+        if not zero_copy:
+            return array.copy()
+        # Bools are unpacked, and so are owned after all; they look like the others.
+        array.flags.writeable = False
+        return array
 
     if not masked and not values.null_count:
         return get
@@ -375,6 +407,5 @@ def _flat_values(values: pa.Array) -> Callable[[int, int], np.ndarray]:
             return unpacked[first : first + end - begin].astype(bool)
 
         return bits
-    dtype = values.type.to_pandas_dtype()
-    flat = np.frombuffer(buffer or b"", dtype)[offset : offset + len(values)]
+    flat = number_array(values)
     return lambda begin, end: flat[begin:end]

@@ -42,32 +42,42 @@ class Failure:
     retryable: bool
 
 
-_RUST_SOURCE = re.compile(r",?\s*\S*/rust/\S+\.rs:\d+(:\d+)?")
+_RUST_SOURCE = re.compile(r",?\s*\S*/\S*\.rs:\d+(:\d+)?")
 _XML_CODE = re.compile(r"<Code>(.*?)</Code>", re.DOTALL)
 _XML_MESSAGE = re.compile(r"<Message>(.*?)</Message>", re.DOTALL)
 _XML = re.compile(r"<\?xml.*?</Error>|<Error>.*?</Error>", re.DOTALL)
+# Paths, uris and names are the user's: words and numbers in them mean nothing.
+_NAMES = re.compile(r"\S*/\S*|\"[^\"]*\"|'[^']*'|\b(?:named|column) \S+")
 
-_CREDENTIALS = re.compile(
-    r"\b40[13]\b|AccessDenied|Access Denied|InvalidAccessKeyId|SignatureDoesNotMatch|Forbidden"
-    r"|Unauthorized|ExpiredToken|InvalidToken|AuthenticationFailed|AuthorizationFailure"
-    r"|InvalidSecurity|NoCredentials|(no|missing|load|find|invalid) \w*\s*credential"
-    r"|CredentialsNotLoaded|169\.254\.169\.254|metadata\.google",
+_STATUS = re.compile(
+    r"status(?: code)?:? \(?(\d{3})\b|\b(\d{3}) (?=forbidden|unauthorized|not found|slow ?down"
+    r"|service unavailable|too many requests|internal server|bad gateway|gateway time)",
     re.IGNORECASE,
 )
+_REFUSED = re.compile(r"Invalid user input|Schema error|Expression is not valid", re.IGNORECASE)
+_CREDENTIALS = re.compile(
+    r"AccessDenied|Access Denied|InvalidAccessKeyId|SignatureDoesNotMatch|\bForbidden\b"
+    r"|\bUnauthorized\b|ExpiredToken|InvalidToken|AuthenticationFailed|AuthorizationFailure"
+    r"|InvalidSecurity|(no|missing|load|find|invalid) \w*\s*credential|CredentialsNotLoaded",
+    re.IGNORECASE,
+)
+# Where a client without credentials looks for them.
+_METADATA_ADDRESS = re.compile(r"169\.254\.169\.254|169\.254\.170\.2|metadata\.google")
 _THROTTLED = re.compile(
-    r"\b(429|500|502|503|504)\b|SlowDown|Slow Down|throttl|ServiceUnavailable|InternalError"
-    r"|TooManyRequests|reduce your request rate|RequestTimeout",
+    r"SlowDown|Slow Down|throttl|ServiceUnavailable|InternalError|TooManyRequests"
+    r"|reduce your request rate|RequestTimeout",
     re.IGNORECASE,
 )
 _NETWORK = re.compile(
-    r"timed? ?out|timeout|connection|connect error|reset by peer|broken pipe|error sending request"
-    r"|error decoding response|request or response body|incomplete message|unexpected eof"
-    r"|dns error|failed to lookup|bytes, expected|retries|hyper|network",
+    r"timed? ?out|\btimeout\b|connection|connect error|reset by peer|broken pipe"
+    r"|error sending request|error decoding response|request or response body"
+    r"|incomplete message|unexpected eof|dns error|failed to lookup|bytes, expected|retries"
+    r"|hyper\b|network",
     re.IGNORECASE,
 )
 _NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|bucket.{0,40}does not exist", re.I)
 _NO_VERSION = re.compile(r"_versions/\d+\.manifest|Ref not found|tag \S+ does not exist", re.I)
-_NOT_FOUND = re.compile(r"not found|\b404\b|NoSuchKey|No such file|does not exist", re.IGNORECASE)
+_NOT_FOUND = re.compile(r"not found|NoSuchKey|No such file|does not exist", re.IGNORECASE)
 
 
 def classify(error: BaseException, *, while_opening: bool) -> Failure:
@@ -83,18 +93,25 @@ def classify(error: BaseException, *, while_opening: bool) -> Failure:
     message = _words(error)
     if not isinstance(error, Exception):
         return Failure(FailureKind.BROKEN, f"Lance panicked: {message}", retryable=False)
-    if _NO_BUCKET.search(message):
+    said = _NAMES.sub(" ", message)
+    status = _STATUS.search(said)
+    number = int(status.group(1) or status.group(2)) if status else 0
+    if _REFUSED.search(said) and not status:
+        kind = FailureKind.BAD_REQUEST if while_opening else FailureKind.BROKEN
+        return Failure(kind, message, retryable=False)
+    if _NO_BUCKET.search(said):
         return Failure(FailureKind.NOT_FOUND, message, retryable=False)
-    if _CREDENTIALS.search(message):
+    refused = number in (401, 403) or _CREDENTIALS.search(said)
+    if refused or _METADATA_ADDRESS.search(message):
         return Failure(FailureKind.CREDENTIALS, message, retryable=False)
-    if _THROTTLED.search(message):
+    if number in (429, 500, 502, 503, 504) or _THROTTLED.search(said):
         return Failure(FailureKind.UNAVAILABLE, message, retryable=True)
     if _NO_VERSION.search(message):
         return Failure(FailureKind.VERSION_NOT_FOUND, message, retryable=False)
-    if _NOT_FOUND.search(message):
+    if number == 404 or _NOT_FOUND.search(said):
         kind = FailureKind.NOT_FOUND if while_opening else FailureKind.VERSION_NOT_FOUND
         return Failure(kind, message, retryable=False)
-    if _NETWORK.search(message):
+    if _NETWORK.search(said):
         return Failure(FailureKind.UNAVAILABLE, message, retryable=True)
     kind = FailureKind.BAD_REQUEST if while_opening else FailureKind.BROKEN
     return Failure(kind, message, retryable=False)

@@ -36,8 +36,8 @@ def columns(batch: list[dict[str, Any]]) -> dict[str, list[Any]]:
     return {name: [row[name] for row in batch] for name in batch[0]}
 
 
-def write_mds(directory: Path, rows: int, shard_rows: int) -> str:
-    """The rows of T(rows) as MDS, with as many in each shard as LanceStream has."""
+def write_mds(directory: Path, rows: int, shard_rows: int, first_row: int = 0) -> str:
+    """Rows [first_row, first_row + rows) as MDS, with as many per shard as LanceStream has."""
     types = {"i": "int", "s": "str", "v": "ndarray:float32:8"}
     shards = []
     for first in range(0, rows, shard_rows):
@@ -45,7 +45,7 @@ def write_mds(directory: Path, rows: int, shard_rows: int) -> str:
         part = directory / f"{first:06d}"
         with MDSWriter(out=str(part), columns=types) as writer:
             for i in range(first, min(first + shard_rows, rows)):
-                writer.write(expected_row(i))
+                writer.write(expected_row(first_row + i))
         (shard,) = json.loads((part / "index.json").read_text())["shards"]
         raw = shard["raw_data"]
         raw["basename"] = f"{part.name}/{raw['basename']}"
@@ -73,11 +73,10 @@ def mds(tables: Path) -> str:
 def whole(mds: str) -> dict[bool, list[list[list[int]]]]:
     """Three uninterrupted epochs of the stock class, batch by batch; by ``shuffle``."""
 
-    def run() -> list[Any]:
-        return [train(lambda: stock(mds, shuffle=s), 0, [None] * 3)[0] for s in (False, True)]
+    def run(shuffle: bool) -> Any:
+        return run_forked(train, lambda: stock(mds, shuffle=shuffle), 0, [None] * 3)[0]
 
-    in_order, shuffled = run_forked(run)
-    return {False: in_order, True: shuffled}
+    return {False: run(False), True: run(True)}
 
 
 def stock(directory: str, **host: Any) -> StreamingDataset:
@@ -86,10 +85,10 @@ def stock(directory: str, **host: Any) -> StreamingDataset:
     return StreamingDataset(local=directory, **options)
 
 
-def ours(uri: str, *, shard_rows: int = SHARD_ROWS, version: int | None = None, **host: Any):
+def ours(uri: str, *, version: int | None = None, local: str | None = None, **host: Any):
     """The same dataset over the table."""
-    batch_size = host.pop("batch_size", BATCH)
-    return dataset(uri, batch_size=batch_size, shard_rows=shard_rows, version=version, host=host)
+    stream = {"shard_rows": SHARD_ROWS, "version": version, "local": local}
+    return dataset(uri, batch_size=host.pop("batch_size", BATCH), host=host, **stream)
 
 
 def train(
@@ -157,7 +156,8 @@ def test_order_is_that_of_stock_mds(table: str, mds: str, host: dict[str, Any]) 
     assert sizes[0] == sizes[1] == [10] * 10 + [3]
     assert got == expected
     if "epoch_size" not in host:
-        assert [sorted(epoch) for epoch in got] == [WHOLE] * 3
+        # Two canonical nodes need an even number: the host repeats one of the 103 rows.
+        assert [sorted(set(epoch)) for epoch in got] == [WHOLE] * 3
     if not host["shuffle"]:
         assert got == [WHOLE] * 3
     else:
@@ -293,7 +293,7 @@ def test_resume_after_the_table_changed(whole: dict[bool, Any], tmp_path: Path) 
     assert head[0] + rest[0] == whole[True][0]
 
 
-def test_resume_with_a_cache_limit(table: str, whole: dict[bool, Any]) -> None:
+def test_resume_with_a_cache_limit(table: str, whole: dict[bool, Any], tmp_path: Path) -> None:
     """The resumed run may have a cache limit, and evicts: the order is the same."""
     host = {"shuffle": True}
     head, state = run_forked(train, lambda: ours(table, **host), 0, [13])
@@ -303,7 +303,7 @@ def test_resume_with_a_cache_limit(table: str, whole: dict[bool, Any]) -> None:
         index = data.streams[0].get_index_size()
         limit = index + 4 * max(shard.get_raw_size() for shard in data.shards)
         del data
-        data = ours(table, cache_limit=limit, **host)
+        data = ours(table, local=str(tmp_path / "c"), cache_limit=limit, **host)
         rest, _ = train(lambda: data, 2, [None, None], state)
         return [rest, data.streams[0].cache.ledger.evictions]
 

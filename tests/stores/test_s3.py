@@ -28,7 +28,7 @@ from tests.support.faults import Fault
 from tests.support.forked import run_forked
 from tests.support.object_store import S3Server
 from tests.support.scripts import start_script
-from tests.support.streams import batches, dataset, endpoint, ids, wait_until
+from tests.support.streams import batches, cached_files, dataset, endpoint, ids, wait_until
 from tests.support.tables import write_table
 
 DATA = r"/data/[^/?]+\.lance$"
@@ -73,31 +73,26 @@ def test_read_once(
     assert next_job == {}
 
 
-@pytest.mark.parametrize("shard_rows", [1000, 2500])
 def test_columns_are_read_once(
-    s3_server: S3Server,
-    s3_bucket: str,
-    options: dict[str, str],
-    fault_proxy: FaultProxy,
-    shard_rows: int,
+    s3_server: S3Server, s3_bucket: str, options: dict[str, str], fault_proxy: FaultProxy
 ) -> None:
-    """Of files too large to be read whole, no byte of the wanted rows is sent twice."""
-    uri = f"s3://{s3_bucket}/stores/t100000-{shard_rows}.lance"
-    write_table(uri, 100_000, 25_000, storage_options=s3_server.storage_options())
+    """Of files too large to be read whole, little more than the wanted rows is sent."""
+    uri = f"s3://{s3_bucket}/stores/t20000.lance"
+    write_table(uri, 20_000, 10_000, storage_options=s3_server.storage_options())
 
     def run() -> list[Any]:
-        data = dataset(uri, shard_rows=shard_rows, storage_options=options, batch_size=500)
+        data = dataset(uri, shard_rows=1000, storage_options=options, batch_size=100)
         fault_proxy.log()
-        exact = ids(batches(data, 2), check=False)
+        seen = ids(batches(data, 2), check=False)
         records = [r for r in fault_proxy.log() if "/data/" in r.path]
-        return [sorted(exact) == list(range(100_000)), len(records), sum(r.bytes for r in records)]
+        return [sorted(seen) == list(range(20_000)), len(records), sum(r.bytes for r in records)]
 
     exact, requests, num_bytes = run_forked(run)
     assert exact
-    stored = _stored_bytes(s3_server, s3_bucket, f"stores/t100000-{shard_rows}.lance/data/")
-    assert num_bytes < 1.5 * stored
-    # A scan of a shard is a request for each buffer of three columns, and the files' ends.
-    assert requests <= 8 * 100_000 / shard_rows + 4 * 16
+    # A request per run of buffers, and the ends of two files by the readers that begin together.
+    assert requests <= 20 * 4 + 2 * 16 * 3
+    # Gaps under 64 KiB between two columns are read too.
+    assert num_bytes < 2.5 * _stored_bytes(s3_server, s3_bucket, "stores/t20000.lance/data/")
 
 
 def _stored_bytes(server: S3Server, bucket: str, prefix: str) -> int:
@@ -145,9 +140,9 @@ def test_what_is_not_there_or_not_allowed(
     assert leaked == []
 
 
-@pytest.mark.parametrize("retry", [0, 1])
+@pytest.mark.parametrize(("retry", "version"), [(0, None), (1, 1)])
 def test_nothing_listens(
-    s3_table: str, s3_server: S3Server, options: dict[str, str], retry: int
+    s3_table: str, s3_server: S3Server, options: dict[str, str], retry: int, version: int | None
 ) -> None:
     """Told after the attempts that were asked for, and no later."""
     with socket.socket() as unused:
@@ -157,7 +152,7 @@ def test_nothing_listens(
         def run() -> dict[str, Any]:
             there = {**options, "endpoint": away}
             work = {"storage_options": there, "download_timeout": 5, "download_retry": retry}
-            return outcome(lambda: dataset(s3_table, **work))
+            return outcome(lambda: dataset(s3_table, version=version, **work))
 
         result = run_forked(run)
     assert result["error"] == "SourceUnavailableError", result
@@ -257,6 +252,32 @@ def test_hangs_for_a_while(
 @pytest.mark.parametrize(
     "fault",
     [
+        Fault(path="/_versions/", action="reset"),
+        Fault(path="/_versions/", fail_rate=1),
+        Fault(path=DATA, action="reset"),
+        Fault(path=DATA, fail_rate=1),
+    ],
+    ids=["manifest-reset", "manifest-503", "data-reset", "data-503"],
+)
+def test_away_for_a_while(
+    s3_table: str, options: dict[str, str], fault_proxy: FaultProxy, fault: Fault
+) -> None:
+    """Four seconds in which nothing can be opened or read: waited for, then exact."""
+
+    def run() -> dict[str, Any]:
+        data = dataset(s3_table, shard_rows=25, storage_options=options, download_retry=10)
+        fault_proxy.set(fault)
+        threading.Timer(4, fault_proxy.clear).start()
+        return epoch(data, 2)
+
+    result = run_forked(run)
+    assert result["value"] == ROWS, result
+    assert 3 < result["seconds"] < 30
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
         Fault(fail_rate=0.2, seed=3),
         Fault(path=DATA, action="body_close", action_rate=0.2, seed=3),
         Fault(path=DATA, action="body_reset", action_rate=0.2, seed=3),
@@ -275,8 +296,8 @@ def test_a_fifth_of_the_answers_is_bad(
             storage_options=options,
             download_timeout=15,
             download_retry=5,
-            # Room for a fifth of the table: the second epoch reads nearly all of it again.
-            host={"shuffle": True, "cache_limit": "60kb"},
+            # Room for a third of the shards: the second epoch reads most of them again.
+            host={"shuffle": True, "cache_limit": "24kb"},
         )
         fault_proxy.log()
         fault_proxy.set(fault)
@@ -289,7 +310,7 @@ def test_a_fifth_of_the_answers_is_bad(
     results, counts = run_forked(run, timeout_s=90)
     assert [result["value"] for result in results] == [ROWS, ROWS], results
     for count in counts:
-        assert count["None"] >= 40
+        assert count["None"] >= 30
         assert count[fault.action or "fail"] >= 3
 
 
@@ -314,7 +335,72 @@ def test_credentials_lapse_in_mid_epoch(
     assert "ExpiredToken" in result["message"]
     assert "check the credentials" in result["message"]
     assert result["seconds"] < 15
-    assert max(reads.values()) <= 4, reads
+    # A path in the sources of Rust is of no use, and its line numbers look like statuses.
+    assert ".rs:" not in result["message"]
+    # Lance itself sends each request four times.
+    assert sum(reads.values()) <= 4 * 4 * 4, reads
+
+
+def test_refused_ahead_of_use(
+    s3_table: str, options: dict[str, str], fault_proxy: FaultProxy
+) -> None:
+    """A shard that is refused before anybody needs it is not asked for with every sample."""
+
+    def run() -> list[Any]:
+        data = dataset(s3_table, shard_rows=25, storage_options=options, batch_size=1)
+        loader = iter(batches(data, 0))
+        first = next(loader)[0]["i"]
+        wait_until(lambda: len(cached_files(data)) == 1, 10, "the first shard is there")
+        fault_proxy.log()
+        fault_proxy.set(Fault(path=DATA, fail_rate=1, fail_status=403, fail_code="AccessDenied"))
+        seen = [first]
+
+        def train() -> None:
+            for batch in loader:
+                seen.append(batch[0]["i"])
+                time.sleep(0.02)
+
+        return [outcome(train), seen, data_reads(fault_proxy)]
+
+    result, seen, reads = run_forked(run)
+    assert result["error"] == "ShardUnavailableError", result
+    assert "shard 1 (rows [25, 50))" in result["message"]
+    assert seen == ROWS[:25]
+    # One attempt ahead of use and one that somebody waits for, of four requests each; and some
+    # margin.
+    assert max(reads.values()) <= 4 * 4, reads
+
+
+@pytest.mark.parametrize(
+    ("folder", "fault"),
+    [
+        ("runs-403", Fault(path=DATA, fail_rate=1)),
+        ("404", Fault(path=DATA, action="reset")),
+        ("does not exist", Fault(path=DATA, action="reset")),
+    ],
+    ids=["403", "404", "words"],
+)
+def test_names_that_look_like_causes(
+    s3_server: S3Server,
+    s3_bucket: str,
+    options: dict[str, str],
+    fault_proxy: FaultProxy,
+    folder: str,
+    fault: Fault,
+) -> None:
+    """A folder's name is no status of the store: what may pass is tried again."""
+    uri = f"s3://{s3_bucket}/stores/{folder}/t.lance"
+    write_table(uri, 100, 25, storage_options=s3_server.storage_options())
+
+    def run() -> dict[str, Any]:
+        data = dataset(uri, shard_rows=25, storage_options=options, download_retry=10)
+        fault_proxy.set(fault)
+        threading.Timer(4, fault_proxy.clear).start()
+        return epoch(data, 0)
+
+    result = run_forked(run)
+    assert result["value"] == ROWS, result
+    assert result["seconds"] > 3
 
 
 def test_throttled_for_ever(
@@ -371,7 +457,6 @@ def test_a_truncated_object(
     assert "rows [" in result["message"]
     assert uri in result["message"]
     assert seen == ROWS[: len(seen)]
-    assert len(seen) % 25 == 0
     assert result["seconds"] < 30
 
 
@@ -420,24 +505,29 @@ def _key_module(
     return f"{name}:keys", lambda: len(calls.read_text().splitlines())
 
 
+@pytest.mark.parametrize("split", [None, "t100"])
 def test_keys_of_a_function(
-    s3_table: str, options: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    s3_table: str,
+    options: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    split: str | None,
 ) -> None:
     """Asked for once per job, in the download process; refused keys once more."""
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    function, calls = _key_module(
-        tmp_path,
-        options,
-        f'return {{**options, **({{"secret_access_key": "{WRONG}"}} if number == 1 else {{}})}}, None',
-    )
+    wrong = f'options["secret_access_key"] = "{WRONG}" if number == 1 else'
+    right = 'options["secret_access_key"]'
+    function, calls = _key_module(tmp_path, options, f"{wrong} {right}; return options, None")
+    uri = s3_table if split is None else s3_table.rpartition("/")[0]
 
     def run() -> dict[str, Any]:
-        data = dataset(s3_table, shard_rows=10, storage_options=function)
+        data = dataset(uri, split=split, shard_rows=10, storage_options=function)
         return {**epoch(data, 2), "loaded": function.split(":")[0] in sys.modules}
 
-    result = run_forked(run)
-    assert result["value"] == ROWS, result
-    assert not result["loaded"]
+    built = run_forked(lambda: outcome(run))
+    assert built["error"] is None, built
+    assert built["value"]["value"] == ROWS, built
+    assert not built["value"]["loaded"]
     assert calls() == 2
 
 
@@ -582,9 +672,7 @@ def test_interrupt_of_a_stalled_job(s3_table: str, s3_server: S3Server, tmp_path
                 10,
                 f"the download process has ended ({where}: job after {ended_s:.1f} s)",
             )
-            wait_until(
-                lambda job=job: job.group_pids() == [], 10, f"no worker is left ({where})"
-            )
+            wait_until(lambda job=job: job.group_pids() == [], 10, f"no worker is left ({where})")
 
 
 def test_one_process_reads_for_all_workers(
@@ -604,9 +692,9 @@ def test_one_process_reads_for_all_workers(
         fault_proxy.set(Fault(path=DATA, latency_ms=300))
         before = endpoint(data).pid()
         result = epoch(data, 4)
-        return [result["value"] == ROWS, data_reads(fault_proxy), before == endpoint(data).pid()]
+        return [result, data_reads(fault_proxy), before == endpoint(data).pid()]
 
-    exact, reads, same = run_forked(run)
-    assert exact
+    result, reads, same = run_forked(run)
+    assert result["value"] == ROWS, result
     assert sorted(reads.values()) == [1, 1, 1, 1]
     assert same

@@ -54,13 +54,22 @@ def endpoint(root: Path) -> Endpoint:
 
 @contextmanager
 def _held(path: str) -> Iterator[int]:
-    """The lock that a download process has on its ``alive`` file."""
+    """The lock that a download process has on its ``alive`` file; gives the file, open."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    ready, tell = os.pipe()
+    holder = os.fork()
+    if not holder:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.write(tell, b"!")
+        signal.pause()
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.read(ready, 1)
         yield descriptor
     finally:
-        os.close(descriptor)
+        os.kill(holder, signal.SIGKILL)
+        os.waitpid(holder, 0)
+        for each in (descriptor, ready, tell):
+            os.close(each)
 
 
 HOLDER = """
@@ -306,24 +315,21 @@ def test_lock_is_held(tmp_path: Path) -> None:
 def test_looking_at_a_lock_does_not_take_it(tmp_path: Path) -> None:
     # A daemon that is refused its lock ends at once: it believes that another one lives.
     path = str(tmp_path / "lock")
-    with _held(path):
-        pass
-    done, refused = threading.Event(), 0
-
-    def look() -> None:
-        while not done.is_set():
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    looker = os.fork()
+    if not looker:
+        while True:
             lock_is_held(path)
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    for _ in range(3000):
+    refused = 0
+    for _ in range(5000):
         try:
-            with _held(path):
-                pass
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(descriptor, fcntl.LOCK_UN)
         except BlockingIOError:
             refused += 1
-    done.set()
-    thread.join(20)
+    os.kill(looker, signal.SIGKILL)
+    os.waitpid(looker, 0)
+    os.close(descriptor)
     assert refused == 0
 
 

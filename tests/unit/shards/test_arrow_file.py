@@ -56,7 +56,7 @@ def test_any_arrow_reader_opens_it(path: Path) -> None:
     assert metadata[b"lance_stream.shard"] == (
         b'{"fingerprint": "0123456789abcdef0123456789abcdef", "shard": 42, "rows": 5}'
     )
-    assert re.fullmatch(b"xxh3-128:[0-9a-f]{32}", metadata[b"lance_stream.check"])
+    assert re.fullmatch(b"xxh3-128:[0-9a-f]{24}:[0-9a-f]{32}", metadata[b"lance_stream.check"])
 
 
 def test_equal_rows_make_equal_files(tmp_path: Path) -> None:
@@ -203,18 +203,18 @@ def test_an_arrow_file_of_somebody_else_is_corrupt(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("header", "what"),
+    "header",
     [
-        (ShardHeader("f" * 32, 42, 5), "header"),
-        (ShardHeader(HEADER.fingerprint, 43, 5), "header"),
-        (ShardHeader(HEADER.fingerprint, 42, 4), "header"),
+        ShardHeader("f" * 32, 42, 5),
+        ShardHeader(HEADER.fingerprint, 43, 5),
+        ShardHeader(HEADER.fingerprint, 42, 4),
     ],
 )
 def test_the_shard_of_another_place_in_the_plan_is_corrupt(
-    path: Path, header: ShardHeader, what: str
+    path: Path, header: ShardHeader
 ) -> None:
     write(path)
-    with pytest.raises(ShardCorruptError, match=f"{what} should be .* but is .*'shard': 42"):
+    with pytest.raises(ShardCorruptError, match="or it is another shard's"):
         read(path, header=header)
 
 

@@ -167,7 +167,7 @@ def test_samples_live_as_long_as_their_function(tmp_path: Path) -> None:
     assert (last["n"], last["t"], last["v"].tolist()) == (999, "999", [999, 999])
 
 
-@settings(max_examples=250)
+@settings(max_examples=150)
 @given(table=any_tables(), zero_copy=st.booleans())
 def test_samples_of_any_table_are_its_values(table: pa.Table, zero_copy: bool) -> None:
     with tempfile.TemporaryDirectory() as directory:

@@ -896,7 +896,7 @@ def oracle(value: Any, kind: pa.DataType) -> Any:
     return value
 
 
-@settings(max_examples=250)
+@settings(max_examples=150)
 @given(table=any_tables(), zero_copy=st.booleans())
 def test_samples_of_any_table_are_its_values(table: pa.Table, zero_copy: bool) -> None:
     with tempfile.TemporaryDirectory() as directory:

@@ -1,0 +1,113 @@
+"""Ranks of one job on this machine, as processes that the tests watch.
+
+Most ranks are forks of the pytest process, which has torch and streaming loaded: that saves 6 s
+per launch. One test starts real interpreters instead, and one uses torchrun.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from tests.support.forked import Forked, fork
+
+__all__ = ["ForkedRanks", "environment", "free_port"]
+
+
+def free_port() -> int:
+    """A port on 127.0.0.1 that nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def environment(rank: int, size: int, port: int, *, per_node: int | None = None) -> dict[str, str]:
+    """What a launcher tells a rank; by default all ranks are of one node."""
+    per_node = per_node or size
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank % per_node),
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(per_node),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        # Without an interface named, gloo asks the resolver for the host's own name.
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+class ForkedRanks:
+    """Ranks of one job; ended, all of them, when the block is left.
+
+    Args:
+        function: Called in each rank with its number; its result must be JSON.
+        size: How many ranks.
+        per_node: How many of them are of one node; default all. Each node has shared memory and
+            temporary files of its own, which needs the right to mount.
+    """
+
+    def __init__(
+        self, function: Callable[[int], Any], size: int, *, per_node: int | None = None
+    ) -> None:
+        port = free_port()
+        self.ranks: list[Forked] = []
+        for rank in range(size):
+            variables = environment(rank, size, port, per_node=per_node)
+            if per_node is not None and per_node < size:
+                if per_node > 1:
+                    raise ValueError(f"per_node={per_node}: only nodes of one rank are made here")
+                variables["TMPDIR"] = tempfile.mkdtemp(prefix=f"node-{rank}-")
+            self.ranks.append(fork(_rank, function, rank, variables))
+
+    def results(self, timeout_s: float = 60.0) -> list[Any]:
+        """The results of all ranks, which must all end within the time.
+
+        Raises:
+            AssertionError: A rank failed or did not end.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        return [rank.wait(max(1.0, deadline_s - time.monotonic())) for rank in self.ranks]
+
+    def __enter__(self) -> ForkedRanks:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for rank in self.ranks:
+            rank.kill()
+
+
+def _rank(function: Callable[[int], Any], rank: int, variables: dict[str, str]) -> Any:
+    os.environ.update(variables)
+    if "TMPDIR" in variables:
+        _be_a_node()
+    from lance_stream.host import stream
+
+    # Datasets that the pytest process has built itself: this rank has to find the process of its
+    # own job.
+    stream._Process.endpoint = None
+    return function(rank)
+
+
+def _be_a_node() -> None:
+    """Shared memory and lock files of the host that the other ranks do not see."""
+    new_mounts = 0x00020000
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(new_mounts) != 0:
+        raise OSError(ctypes.get_errno(), "unshare(CLONE_NEWNS) failed")
+    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/dev/shm"], check=True)
+    # It has looked for the directory before.
+    tempfile.tempdir = None
