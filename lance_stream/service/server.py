@@ -350,7 +350,8 @@ class Server:
                 result = error
             self._loop.call_soon_threadsafe(done, result)
             del result
-            if not threading.active_count() - 2 > 1:
+            # The main thread and this one: nothing else is being fetched.
+            if threading.active_count() <= 2:
                 _give_memory_back()
 
         threading.Thread(target=run, daemon=True).start()

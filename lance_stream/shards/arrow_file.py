@@ -23,6 +23,8 @@ from lance_stream.shards.mapping import map_readonly
 __all__ = ["ShardHeader", "ShardFile", "write_shard"]
 
 _HEADER = b"lance_stream.shard"
+_MAX_BATCHES = 16
+_COMBINE_BELOW_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,8 @@ class ShardHeader:
 def write_shard(path: str, table: pa.Table, header: ShardHeader) -> int:
     """Write a shard file, not yet published: complete and checksummed when this returns.
 
-    The rows are one record batch wherever 32-bit offsets allow.
+    The rows are one record batch, or a few if they are many bytes: joining them takes as much
+    memory again.
 
     Args:
         path: File to create; must not exist.
@@ -56,14 +59,16 @@ def write_shard(path: str, table: pa.Table, header: ShardHeader) -> int:
         OSError: The file cannot be written (a full disk, for one). What was written is left for
             the caller to remove.
     """
-    table = table.combine_chunks()
+    batches = table.to_batches()
+    if len(batches) > _MAX_BATCHES or table.nbytes < _COMBINE_BELOW_BYTES:
+        batches = table.combine_chunks().to_batches()
     metadata = {_HEADER: header.to_bytes(), **checksum.placeholder(header.to_bytes())}
     schema = table.schema.remove_metadata()
     with (
         pa.OSFile(path, mode="wb") as sink,
         pa.ipc.new_file(sink, schema, metadata=metadata) as writer,
     ):
-        for batch in table.to_batches():
+        for batch in batches:
             writer.write_batch(batch)
     with open(path, "r+b") as file:
         num_bytes = os.fstat(file.fileno()).st_size

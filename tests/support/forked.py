@@ -103,7 +103,7 @@ def fork(function: Callable[..., Any], *args: Any) -> Forked:
         temporary = directory / "result.tmp"
         temporary.write_text(result)
         temporary.rename(directory / "result")
-    except BaseException:
+    except BaseException:  # noqa: BLE001
         traceback.print_exc()
         os._exit(1)
     # As a program ends, so that what threads and exit handlers do is part of the test.
