@@ -172,7 +172,7 @@ lance.write_dataset(table, sys.argv[1])
 
 
 def test_a_directory_in_use(table_100: str, tmp_path: Path) -> None:
-    """A second job on the same directory is refused with the pid of the first; then may have it."""
+    """A second job on the same directory is refused with the pid of the first, until it ends."""
     local = str(tmp_path / "cache")
     marker = tmp_path / "built"
 
