@@ -20,6 +20,13 @@ from streaming.base.stream import Stream
 from streaming.base.world import World
 
 from lance_stream.errors import PlanError
+from lance_stream.host.arguments import (
+    check_columns,
+    check_options,
+    check_outside,
+    check_shard_rows,
+    check_version,
+)
 from lance_stream.host.cache import CacheAddress, StreamCache
 from lance_stream.host.directory import DirectoryClaim, claim_default_directory, claim_directory
 from lance_stream.host.ranks import Ranks
@@ -30,7 +37,7 @@ from lance_stream.planning.index import ShardIndex
 from lance_stream.planning.sizing import parse_bytes
 from lance_stream.processes import is_alive, this_process
 from lance_stream.service.client import Lease, plan
-from lance_stream.service.messages import Options, Plan
+from lance_stream.service.messages import Plan
 from lance_stream.service.runtime import Endpoint, new_endpoint
 from lance_stream.shards.ledger import create_ledger
 from lance_stream.shards.paths import (
@@ -122,7 +129,7 @@ class LanceStream(Stream):
         uri = absolute_uri(remote)
         path = None if local is None else os.path.abspath(os.path.expanduser(os.fspath(local)))
         if path is not None and not is_object_store(uri):
-            _check_outside(path, uri)
+            check_outside(path, uri)
         if validate_hash is not None and not is_hash(validate_hash):
             raise PlanError(f"validate_hash={validate_hash!r} is not a hash of mosaicml-streaming")
         # The base class refuses schemes that it has no downloader for, and makes a directory in
@@ -143,11 +150,11 @@ class LanceStream(Stream):
         self.remote = uri
         self._given_local = path
         self.safe_keep_zip = bool(keep_zip)
-        self._version = _check_version(version)
-        self._columns = _check_columns(columns)
-        self._shard_rows = _check_shard_rows(shard_rows)
+        self._version = check_version(version)
+        self._columns = check_columns(columns)
+        self._shard_rows = check_shard_rows(shard_rows)
         self._shard_bytes = parse_bytes(shard_bytes, "shard_bytes")
-        self._options = _check_options(storage_options, uri)
+        self._options = check_options(storage_options, uri)
         self._with_row_id = bool(with_row_id)
         self._zero_copy = bool(zero_copy)
         self._cache: StreamCache | None = None
@@ -210,7 +217,7 @@ class LanceStream(Stream):
         self.safe_keep_zip = bool(self.keep_zip)
         if self._given_local is None and default.get("local"):
             self._given_local = os.path.abspath(default["local"])
-            _check_outside(self._given_local, self.uri)
+            check_outside(self._given_local, self.uri)
 
     def get_shards(self, world: World, allow_unsafe_types: bool) -> list[Reader]:
         """Plan the table, agree with the other ranks, and make a reader for each shard.
@@ -448,64 +455,3 @@ def _endpoint() -> Endpoint:
 
 def _join_endpoint(directory: str) -> None:
     _Process.endpoint = Endpoint(directory)
-
-
-def _check_outside(local: str, uri: str) -> None:
-    """Refuse a cache inside the table: eviction removes files."""
-    if local == uri or local.startswith(uri.rstrip("/") + "/"):
-        msg = f"local={local!r} lies inside the table {uri!r}: choose a directory elsewhere"
-        raise PlanError(msg)
-
-
-def _check_version(version: int | str | None) -> int | str | None:
-    if version is None or (isinstance(version, str) and version):
-        return version
-    if isinstance(version, int) and not isinstance(version, bool) and version > 0:
-        return version
-    raise PlanError(f"version={version!r} must be a positive number or the name of a tag")
-
-
-def _check_columns(
-    columns: Sequence[str] | Mapping[str, str] | None,
-) -> tuple[tuple[str, str], ...] | None:
-    if columns is None:
-        return None
-    if isinstance(columns, str) or not isinstance(columns, Sequence | Mapping):
-        raise PlanError(f"columns={columns!r} must be a list of names or a dict")
-    if isinstance(columns, Mapping):
-        pairs = tuple(columns.items())
-    else:
-        pairs = tuple((name, name) for name in columns)
-    if not pairs:
-        raise PlanError("columns=[] selects nothing: name a column, or leave it out for all")
-    if not all(isinstance(n, str) and isinstance(e, str) and n and e for n, e in pairs):
-        raise PlanError(f"columns={columns!r} must hold names and expressions as text")
-    names = [name for name, _ in pairs]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise PlanError(f"columns names {', '.join(map(repr, twice))} more than once")
-    return pairs
-
-
-def _check_shard_rows(shard_rows: int | None) -> int | None:
-    if shard_rows is None:
-        return None
-    if isinstance(shard_rows, bool) or not isinstance(shard_rows, int) or shard_rows < 1:
-        raise PlanError(f"shard_rows={shard_rows!r} must be a positive number of rows")
-    return shard_rows
-
-
-def _check_options(options: Mapping[str, str] | str | None, uri: str) -> Options:
-    if isinstance(options, str):
-        module, _, function = options.partition(":")
-        if not module or not function:
-            raise PlanError("storage_options as text must be 'package.module:function'")
-        return Options(function=options, search_path=tuple(p or os.getcwd() for p in sys.path))
-    values = dict(options or {})
-    for name, value in values.items():
-        if not isinstance(name, str) or not isinstance(value, str):
-            raise PlanError(f"storage_options[{name!r}] must be text, not {type(value).__name__}")
-        # Lance panics on an endpoint without a scheme.
-        if "endpoint" in name.lower() and is_object_store(uri) and "://" not in value:
-            raise PlanError(f"storage_options[{name!r}] must begin with http:// or https://")
-    return Options(values=values or None)
