@@ -144,7 +144,15 @@ class StreamCache:
     def ledger(self) -> Ledger:
         """The ledger, mapped on first use in each process."""
         if self._ledger is None:
-            self._ledger = Ledger(self.address.ledger_path)
+            try:
+                self._ledger = Ledger(self.address.ledger_path)
+            except FileNotFoundError as error:
+                # Not to be taken for a shard that was evicted.
+                msg = (
+                    f"{self.address.ledger_path} is gone: the dataset was closed where it was "
+                    "built, or its cache directory removed; build it again"
+                )
+                raise ShardUnavailableError(msg) from error
         return self._ledger
 
     @property
@@ -285,6 +293,12 @@ class StreamCache:
                 )
             except FileNotFoundError:
                 pass
+            except OSError as error:
+                msg = (
+                    f"{self.subject(shard)}: cannot read {path}: {error}; the cache directory "
+                    "must stay readable while a dataset uses it"
+                )
+                raise ShardUnavailableError(msg) from error
             except ShardCorruptError as error:
                 corrupt += 1
                 if corrupt >= _MAX_CORRUPT:

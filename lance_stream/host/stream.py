@@ -156,7 +156,10 @@ class LanceStream(Stream):
         self._shard_bytes = parse_bytes(shard_bytes, "shard_bytes")
         self._options = check_options(storage_options, uri)
         self._with_row_id = bool(with_row_id)
+        if with_row_id and any(name == "_rowid" for name, _ in self._columns or ()):
+            raise PlanError("columns names '_rowid', which with_row_id=True adds: leave one out")
         self._zero_copy = bool(zero_copy)
+        self._complained = False
         self._cache: StreamCache | None = None
         self._finalizer: weakref.finalize[..., LanceStream] | None = None
 
@@ -213,6 +216,10 @@ class LanceStream(Stream):
 
     def apply_default(self, default: dict[str, Any]) -> None:
         """Take the dataset's defaults for what was not given."""
+        # Weights that the host derived for an earlier dataset are not given ones.
+        for weight in ("proportion", "repeat", "choose"):
+            if getattr(self, f"_{weight}") is None and hasattr(self, weight):
+                delattr(self, weight)
         super().apply_default(default)
         self.safe_keep_zip = bool(self.keep_zip)
         if self._given_local is None and default.get("local"):
@@ -274,7 +281,9 @@ class LanceStream(Stream):
             return self._built().prepare(shard.shard)
         except Exception:
             # The reader does the same and more, and raises where it is seen.
-            logger.exception("could not ask for shard %d of %s", shard.shard, self)
+            if not self._complained:
+                self._complained = True
+                logger.exception("could not ask for shard %d of %s", shard.shard, self)
             return 0
 
     def set_up_local(self, shards: list[Reader], cache_usage_per_shard: NDArray[np.int64]) -> None:

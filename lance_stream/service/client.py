@@ -344,6 +344,7 @@ class ShardClient:
 
     def _disconnect(self) -> None:
         """Wake the thread so that it sees there is nothing left to do."""
+        self._was_connected = False
         if self._connection is not None:
             with contextlib.suppress(OSError):
                 self._connection.shutdown(socket.SHUT_RDWR)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import threading
@@ -12,7 +13,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from lance_stream.errors import EmptyStreamError, LanceStreamError
+from lance_stream.errors import EmptyStreamError, LanceStreamError, PlanError
 from lance_stream.planning.fingerprint import digest, table_identity
 from lance_stream.planning.index import Selection, ShardIndex
 from lance_stream.planning.plan import contiguous_shard_stops
@@ -26,7 +27,7 @@ from lance_stream.source.failures import Failure, FailureKind, classify, explain
 from lance_stream.source.location import redact
 from lance_stream.source.table import StorageOptions, Table, TableAddress, locate
 
-__all__ = ["AttemptError", "Fetcher", "StreamSource"]
+__all__ = ["AttemptError", "Fetcher", "StreamSource", "cache_failure"]
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +78,7 @@ class Fetcher:
         self._options: dict[str, StorageOptions] = {}
         self._lock = threading.Lock()
         self._writer = this_process()
+        self._writes = itertools.count()
 
     def plan(self, request: Plan) -> ShardIndex:
         """Make the index of a table.
@@ -98,6 +100,9 @@ class Fetcher:
         except AttemptError as error:
             kind = error.failure.kind
             message = redact(error.failure.message, options.secrets())
+            if kind is FailureKind.BROKEN and request.columns is not None:
+                msg = f"columns={dict(request.columns)}: fails on rows of the table: {message}"
+                raise PlanError(msg) from error
             names = {cls.__name__: cls for cls in LanceStreamError.__subclasses__()}
             raise names[kind.value](explain(kind, subject, message)) from error
 
@@ -130,16 +135,15 @@ class Fetcher:
             )
             raise AttemptError(failure)
         name = shard_name(source.fingerprint, shard)
-        path = os.path.join(register.directory, new_temporary_name(name, *self._writer))
+        # Two datasets of one process may fetch the same shard into the same directory.
+        unique = f"{next(self._writes)}-{name}"
+        path = os.path.join(register.directory, new_temporary_name(unique, *self._writer))
         try:
             header = ShardHeader(source.fingerprint, shard, len(rows))
             return path, write_shard(path, table, header)
         except BaseException as error:
             _unlink(path)
-            failure = classify(error, while_opening=False)
-            if failure.kind is FailureKind.CACHE_FULL:
-                failure = _disk_full(failure, register.directory, table.nbytes)
-            raise AttemptError(failure) from error
+            raise AttemptError(cache_failure(error, register.directory, table.nbytes)) from error
 
     def _make_index(self, request: Plan, uri: str, table: Table) -> ShardIndex:
         where = f"{redact(uri)} version {table.version}"
@@ -249,11 +253,18 @@ def _classified(call: Callable[[], _T], *, while_opening: bool) -> _T:
         raise AttemptError(classify(error, while_opening=while_opening)) from error
 
 
-def _disk_full(failure: Failure, directory: str, num_bytes: int) -> Failure:
-    status = os.statvfs(directory)
-    free = status.f_bavail * status.f_frsize
-    message = f"{directory} has {free} bytes free, the shard needs about {num_bytes}"
-    return Failure(failure.kind, f"{message}: {failure.message}", retryable=False)
+def cache_failure(error: BaseException, directory: str, num_bytes: int) -> Failure:
+    """What it means that a shard file could not be written or put in its place."""
+    failure = classify(error, while_opening=False)
+    if failure.kind is FailureKind.CACHE_FULL:
+        status = os.statvfs(directory)
+        free = status.f_bavail * status.f_frsize
+        message = f"{directory} has {free} bytes free, the shard needs about {num_bytes}"
+        return Failure(failure.kind, f"{message}: {failure.message}", retryable=False)
+    if isinstance(error, OSError):
+        message = f"{directory}: {failure.message}"
+        return Failure(FailureKind.CACHE_UNUSABLE, message, retryable=False)
+    return Failure(FailureKind.BROKEN, failure.message, retryable=False)
 
 
 def _unlink(path: str) -> None:

@@ -26,7 +26,7 @@ from lance_stream.errors import LanceStreamError
 from lance_stream.planning.index import ShardIndex
 from lance_stream.service import messages as m
 from lance_stream.service import scheduler as s
-from lance_stream.service.fetching import AttemptError, Fetcher, StreamSource
+from lance_stream.service.fetching import AttemptError, Fetcher, StreamSource, cache_failure
 from lance_stream.service.journal import Journal
 from lance_stream.service.launcher import peer_uid
 from lance_stream.service.runtime import Endpoint
@@ -255,7 +255,8 @@ class Server:
                 self._handle(s.Unwanted(key, attempt))
                 return
         except OSError as error:
-            self._handle(s.Missed(key, attempt, classify(error, while_opening=False)))
+            failure = cache_failure(error, source.register.directory, num_bytes)
+            self._handle(s.Missed(key, attempt, failure))
             return
         self._handle(s.Fetched(key, attempt, num_bytes))
 

@@ -170,7 +170,10 @@ class Ledger:
                 descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
             except FileNotFoundError as error:
                 # Not to be taken for a shard that was evicted.
-                msg = f"{self.path} is gone: the dataset that it belongs to was closed"
+                msg = (
+                    f"{self.path} is gone: the dataset was closed where it was built, or its "
+                    "cache directory removed; build it again"
+                )
                 raise ShardUnavailableError(msg) from error
             try:
                 fcntl.lockf(descriptor, fcntl.LOCK_EX)

@@ -25,6 +25,7 @@ class FailureKind(Enum):
     CACHE_FULL = "CacheFullError"
     BAD_REQUEST = "PlanError"
     BROKEN = "ShardUnavailableError"
+    CACHE_UNUSABLE = "LanceStreamError"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +148,10 @@ _ADVICE = {
         "free space, set cache_limit, or put local= on a larger disk",
     ),
     FailureKind.BAD_REQUEST: ("Lance refused it", "check uri and arguments"),
+    FailureKind.CACHE_UNUSABLE: (
+        "the cache directory cannot be written",
+        "it must stay in place while a dataset uses it: build the dataset again",
+    ),
     FailureKind.BROKEN: ("the rows cannot be read", "check the table with Lance itself"),
 }
 

@@ -189,7 +189,8 @@ class Table:
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
             text = str(error).split(", /")[0]
-            msg = f"columns={selection.columns}: {text}; the table has {', '.join(names)}"
+            asked = "" if selection.columns is None else f"columns={dict(selection.columns)}: "
+            msg = f"{asked}{text}; the table has {', '.join(map(repr, names))}"
             raise PlanError(msg) from error
         return self._with_metadata(schema)
 

@@ -16,6 +16,7 @@ from lance_stream.errors import (
     CacheInUseError,
     DatasetNotFoundError,
     EmptyStreamError,
+    PlanError,
     ShardUnavailableError,
     UnsupportedTypeError,
     VersionNotFoundError,
@@ -266,3 +267,60 @@ def test_nothing_secret_is_written_or_shown(table_100: str, tmp_path: Path) -> N
         return [text for text in found if secret in text]
 
     assert run_forked(run) == []
+
+
+def test_two_datasets_of_one_process_on_one_directory(table_5000: str, tmp_path: Path) -> None:
+    """Each evicts what the other fetched, and both are exact."""
+
+    def run() -> list[list[int]]:
+        host = {"cache_limit": "400kb"}
+        both = [
+            dataset(table_5000, shard_rows=100, local=str(tmp_path / "cache"), host=host)
+            for _ in range(2)
+        ]
+        seen: list[list[int]] = [[], []]
+        for rows in zip(*both, strict=True):
+            for ours, row in zip(seen, rows, strict=True):
+                ours.append(row["i"])
+        return seen
+
+    assert run_forked(run, timeout_s=110) == [list(range(5000))] * 2
+
+
+def test_a_stream_may_be_used_again(table_100: str) -> None:
+    """The same stream in a second dataset: weights that the host derived are not given ones."""
+
+    def run() -> list[int]:
+        from streaming import StreamingDataset
+
+        from lance_stream import LanceStream
+
+        stream = LanceStream(table_100, shard_rows=10)
+        lengths = []
+        for _ in range(2):
+            data = StreamingDataset(streams=[stream], batch_size=4)
+            lengths.append(len(list(data)))
+        return lengths
+
+    assert run_forked(run) == [100, 100]
+
+
+def test_a_cache_directory_that_is_removed_says_so(table_100: str, tmp_path: Path) -> None:
+    """One error that names the directory and what to do, not one about the table's version."""
+
+    def run() -> list[Any]:
+        data = dataset(table_100, shard_rows=10, local=str(tmp_path / "cache"))
+        shutil.rmtree(tmp_path / "cache")
+        return _epoch_or_error(data, 2)
+
+    kind, seen, message = run_forked(run)
+    assert (kind, seen) == ("error", 0)
+    assert str(tmp_path / "cache") in message
+    assert "build" in message
+    assert "version=" not in message
+
+
+def test_row_ids_hide_no_column(table_100: str) -> None:
+    """A column under the name that with_row_id adds is refused."""
+    with pytest.raises(PlanError, match="columns names '_rowid'"):
+        dataset(table_100, columns={"_rowid": "i + 1"}, with_row_id=True)
