@@ -236,8 +236,11 @@ class StreamCache:
 
     def release(self, shard: int) -> int:
         """Evict a shard; returns the bytes that were charged for it."""
-        # Mappings of it, here and in other processes, are dropped before the next sample.
+        # Mappings of it in other processes are dropped before their next sample.
         self.limited = True
+        with self._lock:
+            if shard in self.views:
+                self._unmap(shard)
         return self.ledger.release(shard, self.path(shard))
 
     def check_limited(self) -> None:

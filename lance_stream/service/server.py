@@ -51,7 +51,7 @@ class Limits:
     first_delay_s: float = 0.25
     max_delay_s: float = 10.0
     first_client_s: float = 6.0
-    linger_s: float = 3.0
+    linger_s: float = 1.0
 
 
 @dataclass(slots=True, eq=False)

@@ -12,13 +12,14 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
 from tests.support.forked import Forked, fork
+from tests.support.scripts import RunningScript
 
-__all__ = ["ForkedRanks", "environment", "free_port"]
+__all__ = ["ForkedRanks", "environment", "free_port", "json_results"]
 
 
 def free_port() -> int:
@@ -42,6 +43,21 @@ def environment(rank: int, size: int, port: int, *, per_node: int | None = None)
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": "1",
     }
+
+
+def json_results(scripts: Sequence[RunningScript], timeout_s: float) -> list[Any]:
+    """What the ranks that are scripts have printed last.
+
+    Raises:
+        AssertionError: One failed, which need not be the one that others wait for; or none ended.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    while any(script.poll() is None for script in scripts) and time.monotonic() < deadline_s:
+        for script in scripts:
+            if script.poll() not in (None, 0):
+                script.wait(1).check()
+        time.sleep(0.05)
+    return [script.wait(0.1).json() for script in scripts]
 
 
 class ForkedRanks:

@@ -21,7 +21,10 @@ from tests.support.tables import write_table
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="nodes are made by mounting")
 
 
-@pytest.mark.parametrize("version", [None, 1], ids=["latest", "given"])
+@pytest.mark.parametrize(
+    "version",
+    [pytest.param(None, id="latest"), pytest.param(1, id="given", marks=pytest.mark.slow)],
+)
 def test_two_nodes(tmp_path: Path, version: int | None) -> None:
     """A commit between the plans of the nodes: one version, a process and a cache for each."""
     uri, planned, committed = str(tmp_path / "t.lance"), tmp_path / "planned", tmp_path / "done"

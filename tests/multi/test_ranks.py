@@ -18,7 +18,7 @@ import pytest
 from lance_stream import LanceStream
 from lance_stream.errors import LanceStreamError
 from lance_stream.planning.index import ShardIndex
-from tests.multi.ranks import ForkedRanks, environment, free_port
+from tests.multi.ranks import ForkedRanks, environment, free_port, json_results
 from tests.stores.outcomes import epoch, outcome
 from tests.support.fault_proxy import FaultProxy
 from tests.support.faults import Fault
@@ -34,6 +34,14 @@ def s3_table_103(s3_server: S3Server, s3_bucket: str) -> str:
     """The table T(103, 25) on the S3 server: an odd number of rows, five files."""
     uri = f"s3://{s3_bucket}/multi/t103.lance"
     write_table(uri, 103, 25, storage_options=s3_server.storage_options())
+    return uri
+
+
+@pytest.fixture(scope="session")
+def table_2000(tables: Path) -> str:
+    """The table T(2000, 500)."""
+    uri = str(tables / "t2000.lance")
+    write_table(uri, 2000, 500)
     return uri
 
 
@@ -67,6 +75,8 @@ def build(**stream):
 # The host makes a process group of its own, and ends it.
 data = build()
 assert not dist.is_initialized()
+# On another port: a rank may still reach the store of the group that ended.
+os.environ["MASTER_PORT"] = sys.argv[3]
 dist.init_process_group("gloo")
 if rank == 0:
     # What planning asks for is another matter.
@@ -86,7 +96,7 @@ def test_two_ranks(
     s3_table_103: str, s3_server: S3Server, fault_proxy: FaultProxy, tmp_path: Path
 ) -> None:
     """Interpreters of their own, two workers each: every row, each shard read once, by one."""
-    port = free_port()
+    port, other_port = free_port(), free_port()
     with ExitStack() as stack:
         ranks = [
             stack.enter_context(
@@ -94,6 +104,7 @@ def test_two_ranks(
                     _TWO_RANKS,
                     s3_table_103,
                     fault_proxy.control_port,
+                    other_port,
                     env={
                         **environment(rank, 2, port),
                         "OPTIONS": json.dumps(s3_server.storage_options(fault_proxy.endpoint)),
@@ -102,7 +113,7 @@ def test_two_ranks(
             )
             for rank in range(2)
         ]
-        first, second = (rank.wait(90).json() for rank in ranks)
+        first, second = json_results(ranks, 90)
     assert first["length"] == second["length"] == 52
     for mine, theirs in zip(first["epochs"], second["epochs"], strict=True):
         rows = Counter(mine + theirs)
@@ -290,27 +301,30 @@ def test_a_shard_that_cannot_be_had(
     assert sorted({*mine, *theirs}) == list(range(103))
 
 
-def test_a_small_cache_for_two_ranks(table_5000: str, tmp_path: Path) -> None:
+def test_a_small_cache_for_two_ranks(table_2000: str, tmp_path: Path) -> None:
     """A cache limit of a few shards: ranks evict each other's shards, and every row arrives."""
 
-    def run(rank: int) -> list[Any]:
-        data = dataset(
-            table_5000,
-            shard_rows=50,
-            local=str(tmp_path / "cache"),
-            batch_size=10,
-            host={"shuffle": True, "shuffle_block_size": 500, "cache_limit": "80kb"},
-        )
-        return epoch(data, 2)
+    def run(rank: int) -> dict[str, Any]:
+        with _process_group():
+            data = dataset(
+                table_2000,
+                shard_rows=50,
+                local=str(tmp_path / "cache"),
+                batch_size=10,
+                host={"shuffle": True, "shuffle_block_size": 500, "cache_limit": "80kb"},
+            )
+            return epoch(data, 2)
 
     with ForkedRanks(run, 2) as job:
-        mine, theirs = job.results(90)
+        mine, theirs = job.results(40)
     assert mine["error"] is None, mine
     assert theirs["error"] is None, theirs
-    assert sorted({*mine["value"], *theirs["value"]}) == list(range(5000))
+    assert sorted({*mine["value"], *theirs["value"]}) == list(range(2000))
 
 
-def _slow_rank(table: str, rank: int, local: Path, progress: Path, pause_s: float) -> list[Any]:
+def _slow_rank(
+    table: str, rank: int, local: Path, progress: Path, pause_s: float, **host: Any
+) -> list[Any]:
     """Train slowly, and tell how far this rank is."""
     data = dataset(
         table,
@@ -318,69 +332,89 @@ def _slow_rank(table: str, rank: int, local: Path, progress: Path, pause_s: floa
         local=str(local),
         batch_size=5,
         # Shards are asked for all along, not all at the beginning.
-        host={"predownload": 50},
+        host={"predownload": 50, **host},
     )
     pids = [data.streams[0].download_process_pid]
     seen: list[int] = []
     for batch in batches(data, 2):
         seen += ids([batch])
-        (progress / f"{rank}").write_text(str(len(seen)))
+        (progress / f"{rank}.new").write_text(str(len(seen)))
+        (progress / f"{rank}.new").rename(progress / f"{rank}")
         time.sleep(pause_s)
     pids.append(data.streams[0].download_process_pid)
     return [seen, pids]
 
 
-def test_killed_ranks(table_5000: str, tmp_path: Path) -> None:
+def _rows_seen(progress: Path, rank: int) -> int:
+    try:
+        return int((progress / f"{rank}").read_text())
+    except FileNotFoundError:
+        return 0
+
+
+def test_killed_ranks(table_2000: str, tmp_path: Path) -> None:
     """SIGKILL of one rank, then of the first: the third goes on; then nothing is left."""
     local, progress = tmp_path / "cache", tmp_path / "progress"
     progress.mkdir()
 
     def run(rank: int) -> list[Any]:
-        return _slow_rank(table_5000, rank, local, progress, 0.02)
+        return _slow_rank(table_2000, rank, local, progress, 0.025)
 
     with ForkedRanks(run, 3) as job:
 
         def all_train() -> bool:
-            return len([p for p in progress.iterdir() if int(p.read_text() or 0) > 50]) == 3
+            return all(_rows_seen(progress, rank) > 50 for rank in range(3))
 
         wait_until(all_train, 60, "three ranks train")
         os.kill(job.ranks[1].pid, signal.SIGKILL)
         time.sleep(1)
         os.kill(job.ranks[0].pid, signal.SIGKILL)
-        at = int((progress / "2").read_text())
-        assert at < 1200, f"rank 2 was too fast for this test: {at} rows"
+        at = _rows_seen(progress, 2)
+        assert at < 500, f"rank 2 was too fast for this test: {at} rows"
         seen, pids = job.ranks[2].wait(60)
     # A third of the rows, and at most one row per worker to fill up.
-    assert len(seen) >= 1667
-    assert len(set(seen)) >= 1667 - 2
+    assert len(seen) >= 667
+    assert len(set(seen)) >= 667 - 2
     assert len(set(pids)) == 1
     wait_until(
         lambda: not os.path.exists(f"/proc/{pids[0]}"), 10, "the download process has ended"
     )
-    again = run_forked(lambda: ids(batches(dataset(table_5000, local=str(local)), 2)))
-    assert sorted(again) == list(range(5000))
+    again = run_forked(lambda: ids(batches(dataset(table_2000, local=str(local)), 2)))
+    assert sorted(again) == list(range(2000))
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["", "killed"])
-def test_the_first_rank_ends_first(table_5000: str, tmp_path: Path, killed: bool) -> None:
+def test_the_first_rank_ends_first(table_2000: str, tmp_path: Path, killed: bool) -> None:
     """What rank 0 cleans up is still in use: the other ends its epoch, even with a new process."""
     local, progress = tmp_path / "cache", tmp_path / "progress"
     progress.mkdir()
 
     def run(rank: int) -> list[Any]:
-        result = _slow_rank(table_5000, rank, local, progress, 0.012 if rank else 0.0)
+        # Shards are evicted all the time, so that the other rank has to ask for them again.
+        host = {"shuffle": True, "shuffle_block_size": 500, "cache_limit": "60kb"}
+        result = _slow_rank(table_2000, rank, local, progress, 0.03 if rank else 0.0, **host)
         gc.collect()
         return result
 
+    def intrude() -> str | None:
+        return outcome(lambda: dataset(table_2000, local=str(local)))["error"]
+
     with ForkedRanks(run, 2) as job:
         first, pids = job.ranks[0].wait(60)
-        at = int((progress / "1").read_text())
-        assert at < 2000, f"rank 1 was too fast for this test: {at} rows"
+        intruder = None
+        at = _rows_seen(progress, 1)
+        assert at < 800, f"rank 1 was too fast for this test: {at} rows"
         if killed:
             os.kill(pids[0], signal.SIGKILL)
-        second, pids_of_second = job.ranks[1].wait(60)
-    assert sorted({*first, *second}) == list(range(5000))
+        else:
+            intruder = run_forked(intrude)
+            assert job.ranks[1].poll() is None
+        second, pids_of_second = job.ranks[1].wait(25)
+    assert sorted({*range(2000)} - {*first, *second}) == [], f"{len(second)} rows on rank 1"
     assert (len(set(pids_of_second)) == 2) == killed
+    if not killed:
+        # The directory is the job's until its last rank has ended.
+        assert intruder == "CacheInUseError"
 
 
 _TORCHRUN = """

@@ -179,6 +179,7 @@ def test_hangs_at_open(s3_table: str, options: dict[str, str], fault_proxy: Faul
     assert exact_later
 
 
+@pytest.mark.slow
 def test_throttled_at_open(
     s3_table: str, options: dict[str, str], fault_proxy: FaultProxy
 ) -> None:
@@ -186,7 +187,7 @@ def test_throttled_at_open(
     fault_proxy.set(Fault(fail_rate=1))
 
     def run() -> dict[str, Any]:
-        work = {"storage_options": options, "download_timeout": 5, "download_retry": 1}
+        work = {"storage_options": options, "download_timeout": 5, "download_retry": 0}
         return outcome(lambda: dataset(s3_table, **work))
 
     result = run_forked(run)
@@ -223,9 +224,8 @@ def test_hangs_in_mid_epoch(
     assert exact_later
 
 
-@pytest.mark.parametrize("workers", [0, 2])
 def test_hangs_for_a_while(
-    s3_table: str, options: dict[str, str], fault_proxy: FaultProxy, workers: int
+    s3_table: str, options: dict[str, str], fault_proxy: FaultProxy
 ) -> None:
     """What was asked during the hang is never answered: only asking again helps."""
 
@@ -240,12 +240,12 @@ def test_hangs_for_a_while(
         fault_proxy.log()
         fault_proxy.set(Fault(path=DATA, action="hang"))
         threading.Timer(3, fault_proxy.clear).start()
-        result = epoch(data, workers)
-        return [result, dict(Counter(r.fault for r in fault_proxy.log()).items())]
+        result = epoch(data, 2)
+        return [result, sum(r.fault == "hang" for r in fault_proxy.log())]
 
-    result, faults = run_forked(run)
+    result, hung = run_forked(run)
     assert result["value"] == ROWS, result
-    assert faults["hang"] >= 1
+    assert hung >= 1
     assert 3 < result["seconds"] < 25
 
 
@@ -254,35 +254,36 @@ def test_hangs_for_a_while(
     [
         Fault(path="/_versions/", action="reset"),
         Fault(path="/_versions/", fail_rate=1),
-        Fault(path=DATA, action="reset"),
-        Fault(path=DATA, fail_rate=1),
     ],
-    ids=["manifest-reset", "manifest-503", "data-reset", "data-503"],
+    ids=["reset", "503"],
 )
-def test_away_for_a_while(
+def test_manifest_away_for_a_while(
     s3_table: str, options: dict[str, str], fault_proxy: FaultProxy, fault: Fault
 ) -> None:
-    """Four seconds in which nothing can be opened or read: waited for, then exact."""
+    """Seconds in which the table cannot be opened again, in mid-epoch: waited for, then exact."""
 
     def run() -> dict[str, Any]:
         data = dataset(s3_table, shard_rows=25, storage_options=options, download_retry=10)
         fault_proxy.set(fault)
-        threading.Timer(4, fault_proxy.clear).start()
+        threading.Timer(3, fault_proxy.clear).start()
         return epoch(data, 2)
 
     result = run_forked(run)
     assert result["value"] == ROWS, result
-    assert 3 < result["seconds"] < 30
+    assert 2 < result["seconds"] < 30
 
 
 @pytest.mark.parametrize(
     "fault",
     [
-        Fault(fail_rate=0.2, seed=3),
-        Fault(path=DATA, action="body_close", action_rate=0.2, seed=3),
-        Fault(path=DATA, action="body_reset", action_rate=0.2, seed=3),
+        pytest.param(Fault(fail_rate=0.2, seed=3), id="503"),
+        pytest.param(Fault(path=DATA, action="body_reset", action_rate=0.2, seed=3), id="reset"),
+        pytest.param(
+            Fault(path=DATA, action="body_close", action_rate=0.2, seed=3),
+            id="close",
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["503", "close", "reset"],
 )
 def test_a_fifth_of_the_answers_is_bad(
     s3_table: str, options: dict[str, str], fault_proxy: FaultProxy, fault: Fault
@@ -375,10 +376,9 @@ def test_refused_ahead_of_use(
     ("folder", "fault"),
     [
         ("runs-403", Fault(path=DATA, fail_rate=1)),
-        ("404", Fault(path=DATA, action="reset")),
-        ("does not exist", Fault(path=DATA, action="reset")),
+        ("404 not found", Fault(path=DATA, action="reset")),
     ],
-    ids=["403", "404", "words"],
+    ids=["403", "404"],
 )
 def test_names_that_look_like_causes(
     s3_server: S3Server,
@@ -395,12 +395,12 @@ def test_names_that_look_like_causes(
     def run() -> dict[str, Any]:
         data = dataset(uri, shard_rows=25, storage_options=options, download_retry=10)
         fault_proxy.set(fault)
-        threading.Timer(4, fault_proxy.clear).start()
+        threading.Timer(3, fault_proxy.clear).start()
         return epoch(data, 0)
 
     result = run_forked(run)
     assert result["value"] == ROWS, result
-    assert result["seconds"] > 3
+    assert result["seconds"] > 2
 
 
 def test_throttled_for_ever(
@@ -531,6 +531,7 @@ def test_keys_of_a_function(
     assert calls() == 2
 
 
+@pytest.mark.slow
 def test_keys_that_are_refused_again(
     s3_table: str, options: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -567,7 +568,9 @@ def test_keys_lapse_in_mid_epoch(
     def run() -> list[Any]:
         data = dataset(s3_table, shard_rows=10, storage_options=function, download_retry=0)
         before = calls()
-        fault_proxy.set(Fault(path=DATA, fail_rate=1, fail_status=403, fail_code="ExpiredToken"))
+        # Slowly, so that several reads are under way when they are refused.
+        refused = {"fail_rate": 1, "fail_status": 403, "fail_code": "ExpiredToken"}
+        fault_proxy.set(Fault(path=DATA, latency_ms=300, **refused))
         return [before, epoch(data, 2)]
 
     before, result = run_forked(run)
@@ -609,15 +612,18 @@ def test_a_function_that_fails(
 
 _STALLED_JOB = """
 import json, os, sys
+from pathlib import Path
 from tests.support.fault_proxy import ProxyControl
 from tests.support.faults import Fault
-from tests.support.streams import batches, dataset
+from tests.support.streams import batches, dataset, wait_until
 
 uri, local, control_port, where = sys.argv[1:]
 proxy = ProxyControl(int(control_port))
 hang = Fault(path="" if where == "open" else "/data/", action="hang")
 if where == "open":
     proxy.set(hang)
+# The host does not expect two jobs to begin at the same time: they take the same shared memory.
+wait_until(Path(local).exists, 60, "it is the turn of this job")
 print("ready", flush=True)
 data = dataset(uri, shard_rows=10, local=local, storage_options=json.loads(os.environ["OPTIONS"]))
 proxy.set(hang)
@@ -650,29 +656,35 @@ def test_interrupt_of_a_stalled_job(s3_table: str, s3_server: S3Server, tmp_path
                 },
             )
             jobs[where] = (stack.enter_context(job), proxy, Path(runtime))
+        pids = {}
         for where, (job, proxy, runtime) in jobs.items():
+            (tmp_path / where).mkdir()
             job.wait_for_line("ready" if where == "open" else "built", 60)
-
-            def hangs(proxy: FaultProxy = proxy) -> bool:
-                return any(r.fault == "hang" for r in proxy.log())
-
-            wait_until(hangs, 30, f"the job stalls ({where})")
-            pids = live_processes(runtime)
-            assert len(pids) == 1
-            time.sleep(0.5)
-            assert job.poll() is None
-            started_s = time.monotonic()
+            wait_until(lambda proxy=proxy: _hangs(proxy), 30, f"the job stalls ({where})")
+            (pids[where],) = live_processes(runtime)
+        time.sleep(0.5)
+        assert {where: job.poll() for where, (job, _, _) in jobs.items()} == dict.fromkeys(jobs)
+        for job, _, _ in jobs.values():
             # As the terminal does: to the whole foreground group.
             job.kill_group(signal.SIGINT)
-            wait_until(lambda job=job: job.poll() is not None, 5, f"the job has ended ({where})")
-            ended_s = time.monotonic() - started_s
-            assert "KeyboardInterrupt" in job.stderr(), where
-            wait_until(
-                lambda pid=pids[0]: not os.path.exists(f"/proc/{pid}"),
-                10,
-                f"the download process has ended ({where}: job after {ended_s:.1f} s)",
-            )
-            wait_until(lambda job=job: job.group_pids() == [], 10, f"no worker is left ({where})")
+        interrupted_s = time.monotonic()
+
+        def wait_until_all(condition: Callable[[str], bool], limit_s: float, what: str) -> None:
+            left_s = interrupted_s + limit_s - time.monotonic()
+            wait_until(lambda: all(map(condition, jobs)), left_s, what)
+
+        wait_until_all(lambda where: jobs[where][0].poll() is not None, 5, "the jobs have ended")
+        wait_until_all(
+            lambda where: not os.path.exists(f"/proc/{pids[where]}"),
+            15,
+            "the download processes have ended",
+        )
+        wait_until_all(lambda where: jobs[where][0].group_pids() == [], 15, "no worker is left")
+        assert all("KeyboardInterrupt" in job.stderr() for job, _, _ in jobs.values())
+
+
+def _hangs(proxy: FaultProxy) -> bool:
+    return any(record.fault == "hang" for record in proxy.log())
 
 
 def test_one_process_reads_for_all_workers(
