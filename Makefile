@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 
-.PHONY: setup demo test test-slow lint typecheck bench clean
+.PHONY: setup demo test retest test-slow lint typecheck bench clean
 
 setup: $(READY)
 
@@ -18,6 +18,10 @@ demo: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest -m "not slow"
+
+# The tests that failed last: one that fails again is broken, not a victim of a loaded machine.
+retest: $(READY)
+	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none --timeout 600
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow --timeout 600
