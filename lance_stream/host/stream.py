@@ -240,6 +240,7 @@ class LanceStream(Stream):
             LanceStreamError: The table cannot be streamed; says why, on every rank.
         """
         del allow_unsafe_types
+        _spare_only_copies(sys._getframe(1).f_locals.get("self"))
         if self._cache is not None:
             self._release()
         ranks = Ranks.of(world)
@@ -428,6 +429,27 @@ class LanceStream(Stream):
         if self._finalizer is not None:
             self._finalizer()
             self._finalizer = None
+
+
+def _spare_only_copies(dataset: object) -> None:
+    """Refuse a cache limit under which the host would evict the only copy of another stream.
+
+    Args:
+        dataset: Who asks for shards: the dataset that is being built, if it is one.
+
+    Raises:
+        PlanError: Names the directory.
+    """
+    if not getattr(dataset, "cache_limit", None):
+        return
+    for stream in getattr(dataset, "streams", None) or ():
+        ours = isinstance(stream, LanceStream)
+        if not ours and getattr(stream, "remote", None) in (None, stream.local):
+            msg = (
+                f"cache_limit evicts shards of every stream, and {stream.local!r} has no other "
+                "copy to fetch them from again: give that stream a remote=, or no cache_limit"
+            )
+            raise PlanError(msg)
 
 
 def _let_go(claim: DirectoryClaim, lease: Lease, ledger: str, pid: int) -> None:
