@@ -13,11 +13,13 @@ from lance_stream.source.location import is_object_store
 __all__ = ["check_columns", "check_options", "check_outside", "check_shard_rows", "check_version"]
 
 
-def check_outside(local: str, uri: str) -> None:
-    """Refuse a cache inside the table: eviction removes files."""
-    if local == uri or local.startswith(uri.rstrip("/") + "/"):
-        msg = f"local={local!r} lies inside the table {uri!r}: choose a directory elsewhere"
-        raise PlanError(msg)
+def check_outside(local: str, uri: str, split: str | None) -> None:
+    """Refuse a cache inside the table, since eviction removes files: PlanError."""
+    tables = [f"{uri}/{split}", f"{uri}/{split}.lance"] if split else [uri]
+    for table in tables:
+        if local == table or local.startswith(table.rstrip("/") + "/"):
+            msg = f"local={local!r} lies inside the table {table!r}: choose a directory elsewhere"
+            raise PlanError(msg)
 
 
 def check_version(version: int | str | None) -> int | str | None:

@@ -129,7 +129,7 @@ class LanceStream(Stream):
         uri = absolute_uri(remote)
         path = None if local is None else os.path.abspath(os.path.expanduser(os.fspath(local)))
         if path is not None and not is_object_store(uri):
-            check_outside(path, uri)
+            check_outside(path, uri, split)
         if validate_hash is not None and not is_hash(validate_hash):
             raise PlanError(f"validate_hash={validate_hash!r} is not a hash of mosaicml-streaming")
         # The base class refuses schemes that it has no downloader for, and makes a directory in
@@ -224,7 +224,7 @@ class LanceStream(Stream):
         self.safe_keep_zip = bool(self.keep_zip)
         if self._given_local is None and default.get("local"):
             self._given_local = os.path.abspath(default["local"])
-            check_outside(self._given_local, self.uri)
+            check_outside(self._given_local, self.uri, self.split)
 
     def get_shards(self, world: World, allow_unsafe_types: bool) -> list[Reader]:
         """Plan the table, agree with the other ranks, and make a reader for each shard.

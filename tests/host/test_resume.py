@@ -344,26 +344,6 @@ def test_two_streams_are_resumed(table: str, mds: str, tmp_path: Path) -> None:
     assert [head[0] + rest[0], rest[1]] == expected
 
 
-@pytest.mark.parametrize("peek", [True, False], ids=["a sample", "an epoch"])
-def test_workers_after_the_main_process_has_read(
-    table: str, whole: dict[bool, Any], peek: bool
-) -> None:
-    """A look at the data before the DataLoader is made: the next epoch, by two workers, is whole.
-
-    The forked workers inherit locks and an iteration of the host that are none of theirs: by
-    itself the host raises (filelock 4) or hangs.
-    """
-
-    def run() -> list[Any]:
-        data = ours(table, shuffle=True)
-        seen = [next(iter(data))["i"]] if peek else [row["i"] for row in data]
-        return [seen, [batch["i"] for batch in map(columns, batches(data, 2))]]
-
-    seen, epoch = run_forked(run, timeout_s=20)
-    assert seen == (flat(whole[True][0])[: len(seen)])
-    assert epoch == whole[True][1]
-
-
 _SPAWNED = """
 import json, sys
 from streaming import StreamingDataLoader

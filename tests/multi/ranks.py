@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import socket
 import subprocess
 import tempfile
@@ -75,12 +76,14 @@ class ForkedRanks:
     ) -> None:
         port = free_port()
         self.ranks: list[Forked] = []
+        self._temporary: list[str] = []
         for rank in range(size):
             variables = environment(rank, size, port, per_node=per_node)
             if per_node is not None and per_node < size:
                 if per_node > 1:
                     raise ValueError(f"per_node={per_node}: only nodes of one rank are made here")
                 variables["TMPDIR"] = tempfile.mkdtemp(prefix=f"node-{rank}-")
+                self._temporary.append(variables["TMPDIR"])
             self.ranks.append(fork(_rank, function, rank, variables))
 
     def results(self, timeout_s: float = 60.0) -> list[Any]:
@@ -103,6 +106,8 @@ class ForkedRanks:
     ) -> None:
         for rank in self.ranks:
             rank.kill()
+        for directory in self._temporary:
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def _rank(function: Callable[[int], Any], rank: int, variables: dict[str, str]) -> Any:
