@@ -434,10 +434,20 @@ assert lance.dataset(uri).data_storage_version == storage
     ]
 
 
-def _signalled_epoch(uri: str, mine: Path, other: Path, limit: str | None) -> list[Any]:
+def _at_the_same_time(uri: str, **arguments: Any) -> StreamingDataset:
+    """A dataset that is built while others are: the host finds and takes a name in two steps."""
+    for _ in range(100):
+        try:
+            return dataset(uri, **arguments)
+        except FileExistsError as error:
+            # The name in shared memory that the host found free was taken meanwhile.
+            assert "_locals" in str(error)  # noqa: PT017
+    raise AssertionError("no free name in 100 attempts")
+
+
+def _signalled_epoch(uri: str, mine: Path, other: Path) -> list[Any]:
     """An epoch that goes on only while the other job, too, has its dataset."""
-    host = {"shuffle": True, "cache_limit": limit}
-    data = dataset(uri, batch_size=25, shard_rows=250, host=host)
+    data = _at_the_same_time(uri, batch_size=25, shard_rows=250, host=SHUFFLED)
     mine.touch()
     deadline = time.monotonic() + 30
     while not other.exists():
@@ -449,7 +459,7 @@ def _signalled_epoch(uri: str, mine: Path, other: Path, limit: str | None) -> li
 def test_two_jobs_without_local(table_5000: str, tmp_path: Path) -> None:
     """At the same time, by default: both work, in a directory each; a later run finds one."""
     a, b = tmp_path / "a", tmp_path / "b"
-    jobs = [fork(_signalled_epoch, table_5000, *pair, None) for pair in ((a, b), (b, a))]
+    jobs = [fork(_signalled_epoch, table_5000, *pair) for pair in ((a, b), (b, a))]
     (exact, first), (exact_too, second) = [job.wait(60) for job in jobs]
     assert exact
     assert exact_too
@@ -516,19 +526,11 @@ def test_datasets_made_again_and_again(table_100: str) -> None:
 def test_many_jobs_at_the_same_time(table_100: str, tmp_path: Path) -> None:
     """Four processes make five datasets each, as tests do that run in parallel."""
 
-    def build(local: str | None) -> StreamingDataset:
-        for _ in range(100):
-            try:
-                return dataset(table_100, shard_rows=10, local=local)
-            except FileExistsError as error:
-                # The host looks for a free name in shared memory and takes it in two steps.
-                assert "_locals" in str(error)  # noqa: PT017
-        raise AssertionError("no free name in 100 attempts")
-
     def run(job: int) -> list[bool]:
         results = []
         for turn in range(5):
-            data = build(None if turn % 2 else str(tmp_path / f"{job}-{turn}"))
+            local = None if turn % 2 else str(tmp_path / f"{job}-{turn}")
+            data = _at_the_same_time(table_100, shard_rows=10, local=local)
             results.append(ids(batches(data, turn % 3)) == FIRST)
             del data
         return results
