@@ -107,7 +107,8 @@ def classify(error: BaseException, *, while_opening: bool) -> Failure:
         return Failure(FailureKind.CREDENTIALS, message, retryable=False)
     if number in (429, 500, 502, 503, 504) or _THROTTLED.search(said):
         return Failure(FailureKind.UNAVAILABLE, message, retryable=True)
-    if _NO_VERSION.search(message):
+    missing = number == 404 or _NOT_FOUND.search(said)
+    if missing and _NO_VERSION.search(message):
         return Failure(FailureKind.VERSION_NOT_FOUND, message, retryable=False)
     if number == 404 or _NOT_FOUND.search(said):
         kind = FailureKind.NOT_FOUND if while_opening else FailureKind.VERSION_NOT_FOUND

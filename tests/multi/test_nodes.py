@@ -66,7 +66,7 @@ def test_two_nodes(tmp_path: Path, version: int | None) -> None:
 
 @pytest.mark.xfail(
     strict=False,
-    reason="several nodes are the next issue: the failing node is told, the others late",
+    reason="see the tracker",
 )
 def test_a_store_that_one_node_cannot_reach(s3_server: S3Server, s3_bucket: str) -> None:
     """The error of that node, on both."""
