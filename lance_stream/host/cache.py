@@ -249,16 +249,18 @@ class StreamCache:
         Raises:
             FileNotFoundError: The host must prepare again, which corrects the charges.
         """
-        if self.ledger.evictions != self._evictions_seen:
-            self.drop_evicted()
+        self.drop_evicted()
         if self.arrivals and time.monotonic() > self._correct_after:
             msg = "shards arrived whose charge must be corrected"
             raise FileNotFoundError(msg)
 
     def drop_evicted(self) -> None:
         """Unmap shards that were evicted, by whichever process: their files still take up disk."""
+        evictions = self.ledger.evictions
+        if evictions == self._evictions_seen:
+            return
         with self._lock:
-            self._evictions_seen = self.ledger.evictions
+            self._evictions_seen = evictions
             for shard, releases in list(self._releases.items()):
                 if self.ledger.releases(shard) != releases:
                     self._unmap(shard)

@@ -9,11 +9,18 @@ import tempfile
 import time
 from dataclasses import dataclass
 
-from lance_stream.errors import CacheInUseError, PlanError
-from lance_stream.processes import is_alive, this_process
-from lance_stream.service.runtime import private_directory
+import psutil
 
-__all__ = ["DirectoryClaim", "claim_default_directory", "claim_directory"]
+from lance_stream.errors import CacheInUseError, PlanError
+from lance_stream.processes import this_process
+from lance_stream.service.runtime import lock_holder, private_directory
+
+__all__ = [
+    "DirectoryClaim",
+    "claim_default_directory",
+    "claim_directory",
+    "join_directory",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -32,10 +39,11 @@ _HELD: dict[str, _Held] = {}
 
 
 class DirectoryClaim:
-    """This process's right to use a cache directory, until closed or the process ends.
+    """This process's part in the right to use a cache directory, until closed or it ends.
 
-    Several datasets of one process may share a directory; other processes may not: each would
-    evict what the other counts on.
+    The ranks of a job share the directory, and several datasets of one process may; another job
+    may not: each would evict what the other counts on. The lock of the directory is taken
+    exclusively and then shared, so that the ranks can join and it lasts as long as any of them.
     """
 
     def __init__(self, path: str) -> None:
@@ -71,10 +79,10 @@ def claim_directory(path: str) -> DirectoryClaim:
             holder = _try_claim(path)
             if holder is None:
                 return DirectoryClaim(path)
-            pid, started = holder
-            if is_alive(pid, started) or time.monotonic() > deadline:
+            # A process that is being killed lets go in a moment.
+            if (holder and psutil.pid_exists(holder)) or time.monotonic() > deadline:
                 msg = (
-                    f"local={path!r} is in use by process {pid}: wait for it to end, or give "
+                    f"local={path!r} is in use by process {holder}: wait for it to end, or give "
                     "another local= (without one, each job gets a directory of its own)"
                 )
                 raise CacheInUseError(msg)
@@ -111,8 +119,29 @@ def claim_default_directory(fingerprint: str) -> DirectoryClaim:
     raise CacheInUseError(msg)
 
 
-def _try_claim(path: str) -> tuple[int, int] | None:
-    """Claim the directory, or tell pid and start time of who has it."""
+def join_directory(path: str) -> DirectoryClaim:
+    """Take part in the claim of another rank of the same job, which holds it.
+
+    Raises:
+        CacheInUseError: Another job has it meanwhile.
+    """
+    held = _HELD.get(path)
+    if held is not None:
+        held.claims += 1
+        return DirectoryClaim(path)
+    descriptor = os.open(os.path.join(path, _LOCK), os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError) as error:
+        os.close(descriptor)
+        msg = f"local={path!r} was taken by another job: give another local="
+        raise CacheInUseError(msg) from error
+    _HELD[path] = _Held(descriptor, 1)
+    return DirectoryClaim(path)
+
+
+def _try_claim(path: str) -> int | None:
+    """Claim the directory, or tell the pid of who has it (0 if that cannot be told)."""
     held = _HELD.get(path)
     if held is not None:
         held.claims += 1
@@ -122,10 +151,12 @@ def _try_claim(path: str) -> tuple[int, int] | None:
     try:
         # Not flock: a child forked at this moment would hold the claim on.
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.lockf(descriptor, fcntl.LOCK_SH)
     except (BlockingIOError, PermissionError):
-        text = os.read(descriptor, 100).decode(errors="replace").split()
+        holder = lock_holder(descriptor)
         os.close(descriptor)
-        return (int(text[0]), int(text[1])) if len(text) == 2 else (0, 0)
+        return holder
+    # For people who look at the file; the kernel knows who holds the lock.
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, "{} {}".format(*this_process()).encode(), 0)
     _HELD[path] = _Held(descriptor, 1)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import Any
 
 from streaming.base.format import FileInfo, Reader
 
+from lance_stream.errors import LanceStreamError
 from lance_stream.host.cache import StreamCache
 from lance_stream.host.watch import watch_caller
 
 __all__ = ["LanceReader"]
+
+logger = logging.getLogger(__name__)
 
 
 class LanceReader(Reader):
@@ -88,14 +92,26 @@ class LanceReader(Reader):
             return pairs
         watch_caller(sys._getframe(1))
         name = cache.name(shard)
-        if not cache.is_settled(shard):
+        try:
+            settled = cache.is_settled(shard)
+        except (LanceStreamError, OSError):
+            # The host holds its lock here too; reading the sample meets the same error.
+            settled = False
+        if not settled:
             return [(FileInfo(f"{name}.unsettled", cache.estimated_bytes(shard), {}), None)]
         pairs = cache.settled[shard] = [(FileInfo(name, cache.ledger.charged(shard), {}), None)]
         return pairs
 
     def evict(self) -> int:
-        """Remove the shard's file; returns the bytes that were charged for it."""
-        return self._cache.release(self._shard)
+        """Remove the shard's file; returns the bytes that were charged for it.
+
+        Never raises: the host holds its cache lock and would not let go of it.
+        """
+        try:
+            return self._cache.release(self._shard)
+        except (LanceStreamError, OSError) as error:
+            logger.warning("could not evict %r: %s", self, error)
+            return 0
 
     def get_raw_size(self) -> int:
         """Bytes to expect of the file; errs high."""
@@ -106,8 +122,15 @@ class LanceReader(Reader):
         return
 
     def get_max_size(self) -> int:
-        """Bytes to expect of the file; errs high. Asked for only where there is a cache limit."""
-        return self._cache.make_room(self._shard)
+        """Bytes to expect of the file; errs high. Asked for only where there is a cache limit.
+
+        Never raises: the host holds its cache lock and would not let go of it.
+        """
+        try:
+            return self._cache.make_room(self._shard)
+        except (LanceStreamError, OSError) as error:
+            logger.warning("could not make room for %r: %s", self, error)
+            return self._cache.estimated_bytes(self._shard)
 
     def __getitem__(self, at: Any) -> Any:
         # The host's way of reading a sample; the base class's dispatch costs as much again.

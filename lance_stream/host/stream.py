@@ -28,7 +28,12 @@ from lance_stream.host.arguments import (
     check_version,
 )
 from lance_stream.host.cache import CacheAddress, StreamCache
-from lance_stream.host.directory import DirectoryClaim, claim_default_directory, claim_directory
+from lance_stream.host.directory import (
+    DirectoryClaim,
+    claim_default_directory,
+    claim_directory,
+    join_directory,
+)
 from lance_stream.host.ranks import Ranks
 from lance_stream.host.reader import LanceReader
 from lance_stream.host.watch import watch_caller
@@ -259,7 +264,7 @@ class LanceStream(Stream):
             if not ranks.is_local_leader:
                 return None
             index = lead.get("index") or self._plan(agreed["version"])
-            return self._settle(index, agreed["fingerprint"])
+            return self._settle(index, agreed["fingerprint"], shared=ranks.ranks_per_node > 1)
 
         settled = ranks.each(settle)[ranks.local_leader] or {}
         self._attach(settled, leads=ranks.is_local_leader)
@@ -354,7 +359,7 @@ class LanceStream(Stream):
         retry = getattr(self, "download_retry", None)
         return 1 + (_DEFAULT_RETRY if retry is None else int(retry))
 
-    def _settle(self, index: ShardIndex, fingerprint: str) -> dict[str, Any]:
+    def _settle(self, index: ShardIndex, fingerprint: str, *, shared: bool) -> dict[str, Any]:
         """On the first rank of a node: claim the directory, lay down index and ledger."""
         if index.fingerprint != fingerprint:
             msg = (
@@ -384,7 +389,9 @@ class LanceStream(Stream):
             claim.close()
             msg = f"cannot use {claim.path} as a cache directory: {error}"
             raise PlanError(msg) from error
-        self._finalizer = weakref.finalize(self, _let_go, claim, lease, ledger, os.getpid())
+        # Other ranks may go on after this one: then the next claim of the directory sweeps it.
+        own = None if shared else ledger
+        self._finalizer = weakref.finalize(self, _let_go, claim, lease, own, os.getpid())
         return {
             "stream": digest({"ledger": ledger}, 24),
             "directory": directory,
@@ -397,6 +404,8 @@ class LanceStream(Stream):
         """Use what the first rank of the node settled."""
         if not leads:
             _join_endpoint(settled["endpoint"])
+            claim, lease = join_directory(settled["directory"]), Lease(_endpoint())
+            self._finalizer = weakref.finalize(self, _let_go, claim, lease, None, os.getpid())
         address = CacheAddress(
             stream=settled["stream"],
             directory=settled["directory"],
@@ -452,13 +461,14 @@ def _spare_only_copies(dataset: object) -> None:
             raise PlanError(msg)
 
 
-def _let_go(claim: DirectoryClaim, lease: Lease, ledger: str, pid: int) -> None:
-    """When the stream is gone from the process that settled it."""
+def _let_go(claim: DirectoryClaim, lease: Lease, ledger: str | None, pid: int) -> None:
+    """When the stream is gone from a process that had a part in its directory."""
     if os.getpid() != pid:
         return
     lease.close()
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(ledger)
+    if ledger is not None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(ledger)
     claim.close()
 
 

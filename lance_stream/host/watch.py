@@ -30,6 +30,8 @@ __all__ = ["watch_caller"]
 logger = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 0.1
+# With a cache limit, what others evict is unmapped this often.
+_UNMAP_EVERY_S = 0.02
 # Our own part of preparing takes well under a millisecond, the host's two file locks little more.
 _ABANDONED_AFTER_S = 3.0
 
@@ -58,18 +60,22 @@ class _Watch:
         self._since = 0.0
 
     def run(self) -> None:
+        pause_s, next_look = _LOOK_EVERY_S, 0.0
         while True:
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(pause_s)
             dataset = self._dataset()
             if dataset is None:
                 return
             try:
-                self._look(dataset)
-                for stream in dataset.streams:
-                    # An idle worker must not hold the disk space of what others evict.
-                    cache = getattr(stream, "cache", None)
-                    if isinstance(cache, StreamCache):
-                        cache.drop_evicted()
+                if time.monotonic() >= next_look:
+                    self._look(dataset)
+                    next_look = time.monotonic() + _LOOK_EVERY_S * 0.9
+                caches = [getattr(stream, "cache", None) for stream in dataset.streams]
+                limited = [c for c in caches if isinstance(c, StreamCache) and c.limited]
+                # A worker that waits must not hold the disk space of what others evict.
+                for cache in limited:
+                    cache.drop_evicted()
+                pause_s = _UNMAP_EVERY_S if limited else _LOOK_EVERY_S
             except Exception:
                 logger.exception("stopped watching %r", dataset)
                 return

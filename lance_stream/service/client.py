@@ -142,6 +142,8 @@ class ShardClient:
         self._streams: dict[str, m.Register] = {}
         self._arrivals: dict[str, Callable[[int], None]] = {}
         self._pending: dict[tuple[str, int], _Pending] = {}
+        # Failed when asked for ahead of use: only somebody who waits asks for them again.
+        self._refused: set[tuple[str, int]] = set()
         self._connection: socket.socket | None = None
         self._thread: threading.Thread | None = None
         self._fruitless = 0
@@ -166,6 +168,7 @@ class ShardClient:
             if self._streams.pop(stream, None) is None:
                 return
             self._arrivals.pop(stream, None)
+            self._refused = {key for key in self._refused if key[0] != stream}
             self._send(m.encode(m.Forget(stream)))
             for key in [key for key in self._pending if key[0] == stream]:
                 pending = self._pending.pop(key)
@@ -177,7 +180,8 @@ class ShardClient:
     def request(self, stream: str, shard: int, *, demand: bool = False) -> None:
         """Ask for a shard ahead of use; returns at once."""
         with self._lock:
-            self._ask(stream, shard, demand=demand)
+            if demand or (stream, shard) not in self._refused:
+                self._ask(stream, shard, demand=demand)
 
     def wait(self, stream: str, shard: int, subject: str) -> bool:
         """Ask for a shard and wait for it.
@@ -231,6 +235,8 @@ class ShardClient:
         pending = self._pending.get(key)
         if pending is not None and (pending.demand or not demand):
             return pending
+        if demand:
+            self._refused.discard(key)
         if pending is None:
             pending = self._pending[key] = _Pending(demand)
         pending.demand = demand
@@ -317,6 +323,8 @@ class ShardClient:
                 return
             pending = self._pending.pop(key, None)
             arrived = self._arrivals.get(answer.stream)
+            if isinstance(answer, m.Failed) and pending is not None and not pending.demand:
+                self._refused.add(key)
         if pending is None:
             return
         if isinstance(answer, m.Done) and arrived is not None:

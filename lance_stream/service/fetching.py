@@ -8,6 +8,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -25,7 +26,13 @@ from lance_stream.shards.paths import new_temporary_name, shard_name
 from lance_stream.shards.values import check_supported
 from lance_stream.source.failures import Failure, FailureKind, classify, explain
 from lance_stream.source.location import redact
-from lance_stream.source.table import StorageOptions, Table, TableAddress, locate
+from lance_stream.source.table import (
+    StorageOptions,
+    Table,
+    TableAddress,
+    client_options,
+    locate,
+)
 
 __all__ = ["AttemptError", "Fetcher", "StreamSource", "cache_failure"]
 
@@ -74,7 +81,8 @@ class Fetcher:
 
     def __init__(self) -> None:
         """Start with no table open."""
-        self._tables: OrderedDict[str, Table] = OrderedDict()
+        # Concurrent fetches wait for one opening.
+        self._tables: OrderedDict[str, Future[Table]] = OrderedDict()
         self._options: dict[str, StorageOptions] = {}
         self._lock = threading.Lock()
         self._writer = this_process()
@@ -92,10 +100,16 @@ class Fetcher:
             subject += f" version {request.version!r}"
         options = self._storage_options(request.options)
         try:
-            uri = self._opening(lambda: locate(request.uri, request.split, options.current()[0]))
-            address = TableAddress(uri, request.version, request.timeout_s)
-            # Not the cached table: the latest version must be looked up anew.
-            table = self._with_renewal(options, lambda: self._open(address, options))
+
+            def open_table(made: dict[str, str]) -> tuple[str, Table]:
+                remote = TableAddress(request.uri, None, request.timeout_s)
+                known = client_options(remote, made)
+                uri = self._opening(lambda: locate(request.uri, request.split, known))
+                address = TableAddress(uri, request.version, request.timeout_s)
+                # Not the cached table: the latest version must be looked up anew.
+                return uri, self._opening(lambda: Table(address, made))
+
+            uri, table = self._renewing(options, lambda made, _generation: open_table(made))
             return self._make_index(request, uri, table)
         except AttemptError as error:
             kind = error.failure.kind
@@ -120,11 +134,11 @@ class Fetcher:
         rows = index.shard_rows(shard)
         span = index.fragments.span(rows)
 
-        def read() -> pa.Table:
-            table = self._table(source, options)
-            return self._reading(lambda: table.read(span, index.selection))
+        def read(made: dict[str, str], generation: int) -> pa.Table:
+            opened = self._table(source, options, made, generation)
+            return self._reading(lambda: opened.read(span, index.selection))
 
-        table = self._with_renewal(options, read, forget=lambda: self._forget(source))
+        table = self._renewing(options, read)
         if table.num_rows != len(rows) or not table.schema.equals(index.schema):
             found = f"{table.num_rows} rows of {table.schema.names}"
             wanted = f"{len(rows)} rows of {index.schema.names}"
@@ -178,7 +192,9 @@ class Fetcher:
                 )
             return self._options[key]
 
-    def _table(self, source: StreamSource, options: StorageOptions) -> Table:
+    def _table(
+        self, source: StreamSource, options: StorageOptions, made: dict[str, str], generation: int
+    ) -> Table:
         register = source.register
         key = digest(
             {
@@ -187,19 +203,28 @@ class Fetcher:
                 # The same version number may name another table since.
                 "identity": source.index.identity,
                 "options": id(options),
+                "generation": generation,
             }
         )
-        _, renewed = options.current()
         with self._lock:
-            table = None if renewed else self._tables.get(key)
-        if table is None:
-            address = TableAddress(register.uri, register.version, register.timeout_s)
-            table = self._open(address, options)
-        with self._lock:
-            self._tables[key] = table
+            opening = self._tables.get(key)
+            opens = opening is None
+            if opening is None:
+                opening = self._tables[key] = Future()
             self._tables.move_to_end(key)
             while len(self._tables) > _MAX_OPEN_TABLES:
                 self._tables.popitem(last=False)
+        if opens:
+            address = TableAddress(register.uri, register.version, register.timeout_s)
+            try:
+                opening.set_result(self._opening(lambda: Table(address, made)))
+            except BaseException as error:  # noqa: BLE001
+                # Who waits gets it as well; the next attempt opens anew.
+                with self._lock:
+                    if self._tables.get(key) is opening:
+                        del self._tables[key]
+                opening.set_exception(error)
+        table = opening.result()
         if source.checked is not table:
             if table_identity(table.manifest()) != source.index.identity:
                 failure = Failure(
@@ -212,35 +237,21 @@ class Fetcher:
             source.checked = table
         return table
 
-    def _forget(self, source: StreamSource) -> None:
-        with self._lock:
-            self._tables.clear()
-        source.checked = None
-
-    def _open(self, address: TableAddress, options: StorageOptions) -> Table:
-        return self._opening(lambda: Table(address, options.current()[0]))
-
     def _opening(self, call: Callable[[], _T]) -> _T:
         return _classified(call, while_opening=True)
 
     def _reading(self, call: Callable[[], _T]) -> _T:
         return _classified(call, while_opening=False)
 
-    def _with_renewal(
-        self,
-        options: StorageOptions,
-        call: Callable[[], _T],
-        forget: Callable[[], None] | None = None,
-    ) -> _T:
+    def _renewing(self, options: StorageOptions, call: Callable[[dict[str, str], int], _T]) -> _T:
         """Call again with new credentials, once, if the store refused made ones."""
+        made, generation = options.current()
         try:
-            return call()
+            return call(made, generation)
         except AttemptError as error:
-            if error.failure.kind is not FailureKind.CREDENTIALS or not options.renew():
+            if error.failure.kind is not FailureKind.CREDENTIALS or not options.renew(generation):
                 raise
-            if forget:
-                forget()
-            return call()
+        return call(*options.current())
 
 
 def _classified(call: Callable[[], _T], *, while_opening: bool) -> _T:

@@ -35,6 +35,7 @@ from lance_stream.errors import DownloadProcessError
 
 __all__ = [
     "Endpoint",
+    "lock_holder",
     "lock_is_held",
     "new_endpoint",
     "private_directory",
@@ -175,15 +176,25 @@ def lock_is_held(path: str) -> bool:
         return False
     try:
         if sys.platform == "linux":
-            asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-            found = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))
-            return found[0] != fcntl.F_UNLCK
+            return lock_holder(descriptor) is not None
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         return True
     finally:
         os.close(descriptor)
     return False
+
+
+def lock_holder(descriptor: int) -> int | None:
+    """Pid of another process that holds a lock on an open file; None if there is none.
+
+    0 where it cannot be told: outside Linux, or in another pid namespace.
+    """
+    if sys.platform != "linux":
+        return 0
+    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))
+    return None if kind == fcntl.F_UNLCK else max(0, pid)
 
 
 @contextmanager

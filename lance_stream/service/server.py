@@ -133,6 +133,9 @@ class Server:
                 self._on_message(client, m.decode_client(await reader.readexactly(length)))
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
+        except asyncio.CancelledError:
+            # The loop ends. asyncio of Python 3.11 would log that as a fault.
+            pass
         except Exception:
             logger.exception("closing the connection of process %s", client.pid)
         finally:
@@ -229,7 +232,6 @@ class Server:
             elif isinstance(result, BaseException):
                 self._journal.end(key)
                 logger.error("fetching shard %s failed", key.shard, exc_info=result)
-
                 self._handle(s.Missed(key, attempt, classify(result, while_opening=False)))
             else:
                 self._publish(key, attempt, source, *result)
@@ -368,7 +370,6 @@ class Server:
 
 
 def _same_user(peer: socket.socket) -> bool:
-
     return peer_uid(peer) == os.getuid()
 
 

@@ -23,7 +23,7 @@ from lance_stream.planning.sizing import RowSize, estimate_row_size
 from lance_stream.source.failures import FailureKind, classify
 from lance_stream.source.location import is_object_store
 
-__all__ = ["StorageOptions", "Table", "TableAddress", "locate"]
+__all__ = ["StorageOptions", "Table", "TableAddress", "client_options", "locate"]
 
 logger = logging.getLogger(__name__)
 
@@ -68,27 +68,32 @@ class StorageOptions:
         self._search_path = search_path
         self._expiry: float | None = None
         self._made: dict[str, str] | None = None if function else self._fixed
+        self._generation = 0
         self._lock = threading.Lock()
 
-    def current(self) -> tuple[dict[str, str], bool]:
-        """The options to use now, and whether they were made anew by this call.
+    def current(self) -> tuple[dict[str, str], int]:
+        """The options to use now, and their generation: it grows when they are made anew.
 
         Raises:
             PlanError: The function cannot be imported, or returns something else.
         """
         with self._lock:
             lapsed = self._expiry is not None and time.time() > self._expiry - _RENEW_BEFORE_S
-            if self._made is not None and not lapsed:
-                return self._made, False
-            self._made, self._expiry = self._call()
-            return self._made, True
+            if self._made is None or lapsed:
+                self._made, self._expiry = self._call()
+                self._generation += 1
+            return self._made, self._generation
 
-    def renew(self) -> bool:
-        """Forget made options, because the store refused them; whether there are others."""
+    def renew(self, refused: int) -> bool:
+        """Note that the store refused the options of a generation; whether there are others.
+
+        Several reads are refused at the same time: only the first has them made anew.
+        """
         if not self._function:
             return False
         with self._lock:
-            self._made = None
+            if self._generation == refused:
+                self._made = None
         return True
 
     def secrets(self) -> dict[str, str]:
@@ -126,7 +131,7 @@ class TableAddress:
     request_timeout_s: float
 
 
-def _client_options(address: TableAddress, options: dict[str, str]) -> dict[str, str]:
+def client_options(address: TableAddress, options: dict[str, str]) -> dict[str, str]:
     """Add moderate retries to the options of an object store.
 
     Lance's defaults multiply to 64 requests per read and minutes on a hung store; retrying is
@@ -156,7 +161,7 @@ class Table:
         self.dataset = lance.dataset(
             address.uri,
             version=address.version,
-            storage_options=_client_options(address, options) or None,
+            storage_options=client_options(address, options) or None,
             session=_session(),
         )
         self.version = int(self.dataset.version)

@@ -64,10 +64,6 @@ def test_two_nodes(tmp_path: Path, version: int | None) -> None:
         assert len(mine) + len(theirs) <= 103 + 4
 
 
-@pytest.mark.xfail(
-    strict=False,
-    reason="see the tracker",
-)
 def test_a_store_that_one_node_cannot_reach(s3_server: S3Server, s3_bucket: str) -> None:
     """The error of that node, on both."""
     uri = f"s3://{s3_bucket}/multi/nodes.lance"

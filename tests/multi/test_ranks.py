@@ -383,7 +383,6 @@ def test_killed_ranks(table_2000: str, tmp_path: Path) -> None:
     assert sorted(again) == list(range(2000))
 
 
-@pytest.mark.xfail(strict=False, reason="the ledger goes with the first rank")
 @pytest.mark.parametrize("killed", [False, True], ids=["", "killed"])
 def test_the_first_rank_ends_first(table_2000: str, tmp_path: Path, killed: bool) -> None:
     """What rank 0 cleans up is still in use: the other ends its epoch, even with a new process."""

@@ -342,7 +342,6 @@ def test_credentials_lapse_in_mid_epoch(
     assert sum(reads.values()) <= 4 * 4 * 4, reads
 
 
-@pytest.mark.xfail(strict=False, reason="known, see the tracker")
 def test_refused_ahead_of_use(
     s3_table: str, options: dict[str, str], fault_proxy: FaultProxy
 ) -> None:
@@ -506,7 +505,6 @@ def _key_module(
     return f"{name}:keys", lambda: len(calls.read_text().splitlines())
 
 
-@pytest.mark.xfail(strict=False, reason="known, see the tracker")
 @pytest.mark.parametrize("split", [None, "t100"])
 def test_keys_of_a_function(
     s3_table: str,
@@ -554,7 +552,6 @@ def test_keys_that_are_refused_again(
     assert calls() == 2
 
 
-@pytest.mark.xfail(strict=False, reason="known, see the tracker")
 def test_keys_lapse_in_mid_epoch(
     s3_table: str,
     options: dict[str, str],

@@ -7,6 +7,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -45,6 +46,13 @@ def root(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
     path = tmp_path_factory.mktemp("run")
     monkeypatch.setenv("LANCE_STREAM_RUNTIME_DIR", str(path))
     return path
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A directory that a unix socket's path has room for, whatever the temporary directory."""
+    with tempfile.TemporaryDirectory(prefix="lst-", dir="/tmp") as path:
+        yield Path(path)
 
 
 @pytest.fixture
@@ -595,14 +603,12 @@ def test_a_directory_of_another_kind_in_the_root_is_left_alone(root: Path) -> No
 
 
 def test_the_default_cache_directories_are_not_swept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # By default both lie in /tmp/lance-stream-<uid>; here as if /tmp were somewhere else.
-    import tempfile
-
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(short_path))
     monkeypatch.delenv("LANCE_STREAM_CACHE_DIR", raising=False)
-    monkeypatch.setenv("LANCE_STREAM_RUNTIME_DIR", f"{tmp_path}/lance-stream-{os.getuid()}")
+    monkeypatch.setenv("LANCE_STREAM_RUNTIME_DIR", f"{short_path}/lance-stream-{os.getuid()}")
     claim = claim_default_directory("0123456789abcdef0123456789abcdef")
     shard = Path(claim.path) / "0123456789abcdef0123.00000000.arrow"
     shard.write_bytes(b"rows")
