@@ -13,6 +13,7 @@
     ├── CacheInUseError          (RuntimeError)  another live job holds the cache directory
     ├── UnsupportedTypeError     (TypeError)     a column type that no sample value exists for
     ├── PlanError                (ValueError)    a bad argument: column, expression, size
+    ├── TransformError           (RuntimeError)  the user's transform failed: holds its traceback
     ├── EmptyStreamError         (ValueError)    nothing to stream
     ├── IndexFormatError         (ValueError)    not an index, or a damaged or newer one
     ├── StateMismatchError       (ValueError)    ranks or checkpoints that describe different data
@@ -39,6 +40,7 @@ __all__ = [
     "ShardUnavailableError",
     "SourceUnavailableError",
     "StateMismatchError",
+    "TransformError",
     "UnsupportedTypeError",
     "VersionNotFoundError",
     "error_from_name",
@@ -79,6 +81,10 @@ class CacheFullError(LanceStreamError, OSError):
 
 class CacheInUseError(LanceStreamError, RuntimeError):
     """A live process already uses the cache directory: names its pid."""
+
+
+class TransformError(LanceStreamError, RuntimeError):
+    """The function given as ``transform`` raised, or returned what cannot be streamed."""
 
 
 class UnsupportedTypeError(LanceStreamError, TypeError):

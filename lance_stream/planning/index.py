@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from lance_stream.errors import IndexFormatError
-from lance_stream.planning import checksum
-from lance_stream.planning.fingerprint import digest
+from lance_stream.planning import container
+from lance_stream.planning.chosen import ChosenRows
+from lance_stream.planning.fingerprint import array_digest, digest
+from lance_stream.planning.layout import Layout
+from lance_stream.planning.reads import rows_array
 from lance_stream.planning.rows import FragmentRows, RowRange
+from lance_stream.planning.selection import Selection
 from lance_stream.planning.sizing import RowSize
+from lance_stream.planning.types import type_name
 
-__all__ = ["INDEX_FORMAT", "Selection", "ShardIndex", "ShardInfo"]
+__all__ = ["INDEX_FORMAT", "ShardIndex", "ShardInfo"]
 
 # Raised by one when an older lance_stream could misread an index, or misread a shard file made
 # by it. Part of every fingerprint.
@@ -28,41 +33,19 @@ _HEADER = b"lance_stream.index"
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
-    """Which rows and columns of a table are streamed.
-
-    Attributes:
-        columns: Output names and SQL expressions in order, or None for every column.
-        with_row_id: Whether each sample carries its ``_rowid``.
-    """
-
-    columns: tuple[tuple[str, str], ...] | None = None
-    with_row_id: bool = False
-
-    def as_json(self) -> dict[str, Any]:
-        """The selection as JSON values."""
-        columns = None if self.columns is None else [list(pair) for pair in self.columns]
-        return {"columns": columns, "with_row_id": self.with_row_id}
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Selection:
-        """The inverse of ``as_json``."""
-        columns = value["columns"]
-        pairs = None if columns is None else tuple((str(n), str(e)) for n, e in columns)
-        return cls(pairs, bool(value["with_row_id"]))
-
-
-@dataclass(frozen=True, slots=True)
 class ShardInfo:
     """One virtual shard.
 
     Attributes:
-        rows: Its rows of the selection, half-open.
+        rows: How many rows it has.
         estimated_bytes: Bytes to expect of its file; errs high.
+        row_ranges: Its rows of the selection, numbered in table order, as half-open ranges in
+            ascending order. Without a filter or subset these are rows of the table.
     """
 
-    rows: RowRange
+    rows: int
     estimated_bytes: int
+    row_ranges: tuple[RowRange, ...]
 
 
 class _Shards(Sequence[ShardInfo]):
@@ -83,8 +66,9 @@ class _Shards(Sequence[ShardInfo]):
             return [self[i] for i in range(*at.indices(len(self)))]
         if at < 0:
             at += len(self)
-        rows = self._index.shard_rows(at)
-        return ShardInfo(rows, self._index.row_size.shard_bytes(len(rows)))
+        rows = len(self._index.shard_rows(at))
+        estimate = self._index.row_size.shard_bytes(rows)
+        return ShardInfo(rows, estimate, tuple(self._index.selected_ranges(at)))
 
     def __iter__(self) -> Iterator[ShardInfo]:
         return (self[i] for i in range(len(self)))
@@ -99,8 +83,10 @@ class ShardIndex:
         version: The version that the index was made of, never 0.
         identity: Names the content of that version (see ``table_identity``).
         selection: Rows and columns.
+        layout: How rows are put into shards.
         schema: Arrow schema of a sample, in column order.
         fragments: Live rows of each fragment.
+        chosen: Which live rows are selected; None for the first ``num_rows`` of them.
         shard_stops: int64 array (shards,), cumulative rows.
         row_size: Sampled size of a row.
     """
@@ -109,8 +95,10 @@ class ShardIndex:
     version: int
     identity: str
     selection: Selection
+    layout: Layout
     schema: pa.Schema
     fragments: FragmentRows
+    chosen: ChosenRows | None
     shard_stops: NDArray[np.int64]
     row_size: RowSize
 
@@ -130,7 +118,7 @@ class ShardIndex:
         return _Shards(self)
 
     def shard_rows(self, shard: int) -> RowRange:
-        """Rows of one shard, half-open.
+        """Rows of one shard, counted through all shards, half-open.
 
         Raises:
             IndexError: No such shard.
@@ -141,26 +129,65 @@ class ShardIndex:
         start = int(self.shard_stops[shard - 1]) if shard else 0
         return RowRange(start, int(self.shard_stops[shard]))
 
+    def selected_ranges(self, shard: int) -> list[RowRange]:
+        """Rows of one shard, numbered within the selection, in ascending order."""
+        return self.layout.ranges(self.shard_rows(shard), self.num_rows)
+
+    def table_rows(self, shard: int) -> RowRange | NDArray[np.int64]:
+        """Rows of one shard, numbered among the live rows of the table.
+
+        Returns:
+            A range, or an int64 array in ascending order.
+        """
+        ranges = self.selected_ranges(shard)
+        if self.chosen is not None:
+            return np.concatenate([self.chosen.rows(part) for part in ranges])
+        return ranges[0] if len(ranges) == 1 else rows_array(ranges)
+
+    def describe_rows(self, shard: int) -> str:
+        """Rows of one shard in words, for errors and logs."""
+        ranges = self.selected_ranges(shard)
+        first, last = ranges[0].start, ranges[-1].stop
+        which = f"rows {RowRange(first, last)}"
+        if len(ranges) > 1:
+            num_rows = sum(map(len, ranges))
+            which = f"{num_rows} rows in {len(ranges)} runs of [{first}, {last})"
+        return f"{which} of the selection" if self.chosen is not None else which
+
     @property
     def fingerprint(self) -> str:
         """32 hex characters: equal exactly when the shard files are interchangeable."""
-        stops = np.ascontiguousarray(self.shard_stops)
         return digest(
             {
-                "format": INDEX_FORMAT,
-                "uri": self.uri,
-                "version": self.version,
-                "identity": self.identity,
+                **self.rows_as_json(),
                 "selection": self.selection.as_json(),
                 # In words: the encoding of a schema may differ between versions of Arrow.
-                "schema": [[f.name, str(f.type), f.nullable] for f in self.schema],
-                "shards": digest({"stops": stops.tobytes().hex()}),
+                "schema": [[f.name, type_name(f), f.nullable] for f in self.schema],
             }
         )
 
+    @property
+    def rows_fingerprint(self) -> str:
+        """32 hex characters: equal exactly when the same rows are in the same shards."""
+        return digest(self.rows_as_json())
+
+    def rows_as_json(self) -> dict[str, Any]:
+        """What decides which rows are in which shard."""
+        chosen = None if self.chosen is None else array_digest(self.chosen.bits)
+        return {
+            "format": INDEX_FORMAT,
+            "uri": self.uri,
+            "version": self.version,
+            "identity": self.identity,
+            "rows": self.selection.rows_as_json(),
+            "layout": self.layout.as_json(),
+            # The rows themselves: an expression may depend on more than the table.
+            "chosen": chosen,
+            "shards": array_digest(self.shard_stops),
+        }
+
     def describe(self) -> dict[str, Any]:
         """A summary in JSON values: uri, version, rows, shards, columns, bytes, fingerprint."""
-        sizes = [shard.estimated_bytes for shard in self.shards[:1]]
         return {
             "uri": self.uri,
             "version": self.version,
@@ -168,24 +195,25 @@ class ShardIndex:
             "num_rows": self.num_rows,
             "num_shards": self.num_shards,
             "num_fragments": len(self.fragments.ids),
-            "columns": {field.name: str(field.type) for field in self.schema},
+            "table_rows": self.fragments.num_rows,
+            "selection": self.selection.as_json(),
+            "layout": self.layout.as_json(),
+            "columns": {field.name: type_name(field) for field in self.schema},
             "estimated_bytes": round(self.row_size.mean_bytes * self.num_rows),
-            "estimated_shard_bytes": sizes[0],
+            "estimated_shard_bytes": self.shards[0].estimated_bytes,
         }
 
-    def to_bytes(self) -> pa.Buffer:
+    def to_bytes(self) -> bytes:
         """Encode as one Arrow IPC file."""
+        size = self.row_size
         header = {
             "format": INDEX_FORMAT,
             "uri": self.uri,
             "version": self.version,
             "identity": self.identity,
             "selection": self.selection.as_json(),
-            "row_size": [
-                self.row_size.mean_bytes,
-                self.row_size.deviation_bytes,
-                self.row_size.shard_overhead_bytes,
-            ],
+            "layout": self.layout.as_json(),
+            "row_size": [size.mean_bytes, size.deviation_bytes, size.shard_overhead_bytes],
         }
         arrays = {
             "schema": np.frombuffer(self.schema.serialize(), np.uint8),
@@ -193,21 +221,9 @@ class ShardIndex:
             "fragment_stops": self.fragments.stops,
             "shard_stops": self.shard_stops,
         }
-        columns = [
-            pa.LargeListArray.from_arrays(pa.array([0, len(a)], pa.int64()), pa.array(a))
-            for a in arrays.values()
-        ]
-        batch = pa.RecordBatch.from_arrays(columns, names=list(arrays))
-        name = json.dumps(header).encode()
-        batch = batch.replace_schema_metadata({_HEADER: name})
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_file(sink, batch.schema, metadata=checksum.placeholder(name)) as writer:
-            writer.write_batch(batch)
-        content = bytearray(sink.getvalue())
-        at = checksum.locate(memoryview(content), name)
-        digits = checksum.compute(memoryview(content), at)
-        content[at : at + len(digits)] = digits
-        return pa.py_buffer(bytes(content))
+        if self.chosen is not None:
+            arrays["chosen"] = self.chosen.bits
+        return container.pack(_HEADER, header, arrays)
 
     @classmethod
     def from_bytes(cls, data: pa.Buffer | bytes, name: str) -> ShardIndex:
@@ -220,22 +236,11 @@ class ShardIndex:
         Raises:
             IndexFormatError: Not an index, damaged, or written by a newer lance_stream.
         """
-        damage: tuple[type[Exception], ...] = (
-            AttributeError,
-            KeyError,
-            TypeError,
-            ValueError,
-            OSError,
-            pa.ArrowException,
-        )
         try:
-            with pa.ipc.open_file(pa.py_buffer(data)) as reader:
-                text = (reader.schema.metadata or {})[_HEADER]
-                header = dict(json.loads(text))
-                found = header["format"]
-                intact = checksum.is_intact(memoryview(data), text)
-                batch = reader.get_batch(0) if intact and found == INDEX_FORMAT else None
-        except damage as error:
+            header, text = container.unpack_header(_HEADER, data)
+            found = header["format"]
+            intact = container.is_intact(data, text)
+        except container.DAMAGE as error:
             msg = f"{name} is not a lance_stream shard index, or is damaged: {error!r}"
             raise IndexFormatError(msg) from error
         if found != INDEX_FORMAT:
@@ -244,36 +249,71 @@ class ShardIndex:
                 "make the index again, or use the version that wrote it"
             )
             raise IndexFormatError(msg)
-        if batch is None:
+        if not intact:
             msg = f"{name} is a damaged lance_stream shard index: its checksum is wrong"
             raise IndexFormatError(msg)
         try:
-            arrays = {
-                field: batch.column(i).flatten().to_numpy(zero_copy_only=True)
-                for i, field in enumerate(batch.schema.names)
-            }
-            schema = pa.ipc.read_schema(pa.py_buffer(arrays["schema"].tobytes()))
+            arrays = container.unpack(data)
+            fragments = FragmentRows(arrays["fragment_ids"], arrays["fragment_stops"])
+            chosen = arrays.get("chosen")
             return cls(
                 uri=header["uri"],
                 version=header["version"],
                 identity=header["identity"],
                 selection=Selection.from_json(header["selection"]),
-                schema=schema,
-                fragments=FragmentRows(arrays["fragment_ids"], arrays["fragment_stops"]),
+                layout=Layout.from_json(header["layout"]),
+                schema=pa.ipc.read_schema(pa.py_buffer(arrays["schema"].tobytes())),
+                fragments=fragments,
+                chosen=None if chosen is None else ChosenRows(chosen, fragments.num_rows),
                 shard_stops=arrays["shard_stops"],
                 row_size=RowSize(*header["row_size"]),
             )
-        except damage as error:
+        except container.DAMAGE as error:
             msg = f"{name} is a damaged lance_stream shard index: {error!r}"
             raise IndexFormatError(msg) from error
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> ShardIndex:
+    def load(cls, url: str | os.PathLike[str]) -> ShardIndex:
         """Read an index file.
+
+        Args:
+            url: A path, or any URL that fsspec opens.
 
         Raises:
             IndexFormatError: Not an index, damaged, or written by a newer lance_stream.
             OSError: The file cannot be read.
         """
-        with open(path, "rb") as file:
-            return cls.from_bytes(file.read(), os.fspath(path))
+        path = os.fspath(url)
+        if "://" not in path:
+            with open(path, "rb") as file:
+                return cls.from_bytes(file.read(), path)
+        # Not ``fsspec.open``, which may take a signed URL's question mark for a pattern.
+        system, inner = fsspec.core.url_to_fs(path)
+        return cls.from_bytes(system.cat_file(inner), path)
+
+    def save(self, url: str | os.PathLike[str]) -> None:
+        """Write an index file: complete, or not there.
+
+        Args:
+            url: A path, or any URL that fsspec writes; an object store puts it as one object.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        path, data = os.fspath(url), self.to_bytes()
+        if "://" in path and not path.startswith("file://"):
+            system, inner = fsspec.core.url_to_fs(path)
+            system.pipe_file(inner, data)
+            return
+        path = path.removeprefix("file://")
+        temporary = f"{path}.{os.getpid()}.tmp"
+        try:
+            with open(temporary, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            if os.path.exists(temporary):
+                os.unlink(temporary)
+            raise

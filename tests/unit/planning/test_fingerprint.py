@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lance_stream.planning.fingerprint import digest, table_identity
+from lance_stream.planning.fingerprint import content_fingerprint, digest, table_identity
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),
@@ -71,3 +71,18 @@ def test_the_identity_of_a_table_is_its_files_in_order() -> None:
         [first, {**second, "deletion_file": {"id": 3}}],
     ]
     assert len({identity, *map(table_identity, others)}) == 6
+
+
+def test_what_is_cached_has_a_name_of_its_own() -> None:
+    index = "0123456789abcdef0123456789abcdef"
+    # Who depends on this: the names of shard files in users' caches.
+    assert content_fingerprint(index, "arrow", None) == index
+    assert content_fingerprint(index, "mds", None) == "835a8dc86a8e4e7bca250968494e867d"
+    names = {
+        content_fingerprint(one, cache_format, algorithm)
+        for one in (index, "f" * 32)
+        for cache_format in ("arrow", "mds")
+        for algorithm in (None, "sha1", "xxh3_128")
+    }
+    assert len(names) == 12
+    assert all(re.fullmatch("[0-9a-f]{32}", name) for name in names)

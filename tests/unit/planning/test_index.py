@@ -5,6 +5,7 @@ import json
 import random
 import re
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ import pyarrow as pa
 import pytest
 
 from lance_stream.errors import IndexFormatError
-from lance_stream.planning import checksum
-from lance_stream.planning.index import INDEX_FORMAT, Selection, ShardIndex, ShardInfo
-from lance_stream.planning.plan import contiguous_shard_stops
+from lance_stream.planning.checksum import Checksum, footer
+from lance_stream.planning.chosen import ChosenRows, RowBits
+from lance_stream.planning.index import INDEX_FORMAT, ShardIndex, ShardInfo
+from lance_stream.planning.layout import Layout, shard_stops
 from lance_stream.planning.rows import FragmentRows, RowRange
+from lance_stream.planning.selection import Selection
 from lance_stream.planning.sizing import RowSize
 
 SCHEMA = pa.schema(
@@ -27,6 +30,9 @@ SCHEMA = pa.schema(
     ]
 )
 
+CONTIGUOUS = Layout()
+COLUMNS = (("id", "id"), ("embedding", "embedding"), ("at", "at"))
+
 
 def make_index(**changes: Any) -> ShardIndex:
     fragments = FragmentRows.from_counts([(0, 600), (1, 1), (7, 399)])
@@ -34,13 +40,21 @@ def make_index(**changes: Any) -> ShardIndex:
         "uri": "s3://bucket/t.lance",
         "version": 17,
         "identity": "0123456789abcdef0123456789abcdef",
-        "selection": Selection((("id", "id"), ("embedding", "embedding"), ("at", "at")), False),
+        "selection": Selection(COLUMNS),
+        "layout": CONTIGUOUS,
         "schema": SCHEMA,
         "fragments": fragments,
-        "shard_stops": contiguous_shard_stops(fragments.num_rows, 300),
+        "chosen": None,
+        "shard_stops": shard_stops(CONTIGUOUS, fragments.num_rows, 300),
         "row_size": RowSize(32.5, 1.25, 4096),
     }
     return ShardIndex(**{**values, **changes})
+
+
+def chosen_rows(rows: Iterable[int]) -> ChosenRows:
+    bits = RowBits(1000)
+    bits.add(np.array(list(rows), np.int64))
+    return bits.chosen()
 
 
 def parts(index: ShardIndex) -> dict[str, Any]:
@@ -50,6 +64,8 @@ def parts(index: ShardIndex) -> dict[str, Any]:
         "version": index.version,
         "identity": index.identity,
         "selection": index.selection,
+        "layout": index.layout,
+        "chosen": None if index.chosen is None else index.chosen.bits.tolist(),
         "schema": index.schema.serialize().to_pybytes(),
         "fragments": (index.fragments.ids.tolist(), index.fragments.stops.tolist()),
         "shard_stops": index.shard_stops.tolist(),
@@ -61,7 +77,7 @@ def test_golden_fingerprint() -> None:
     # Who depends on this: the names of the shard files in users' caches, and the state that
     # their checkpoints compare. Where it changes, INDEX_FORMAT must change with it.
     assert INDEX_FORMAT == 1
-    assert make_index().fingerprint == "f28d9f3b5be404c11836e4ef6677db82"
+    assert make_index().fingerprint == "99b0b4701ed47bc683f31b3f3a442857"
 
 
 @pytest.mark.parametrize(
@@ -71,6 +87,15 @@ def test_golden_fingerprint() -> None:
         {"selection": Selection()},
         {"selection": Selection(None, True)},
         {"selection": Selection((("ü ß", "a || '\"'"),), True)},
+        {"selection": Selection(transform="my.module:function")},
+        {
+            "selection": Selection(
+                None, True, transform="my.module:function", transform_version="ü 2"
+            )
+        },
+        {"selection": Selection(filter="id > 3", limit=5, subset=(0.1, 0.9), subset_key="ü")},
+        {"layout": Layout("scattered", 16, -7)},
+        {"chosen": chosen_rows(range(1000))},
         {"uri": "/data/ä b/t.lance"},
         {"version": 2**40},
         {"row_size": RowSize(0.1, 1e-30, 0)},
@@ -95,7 +120,7 @@ def test_an_index_survives_its_file(tmp_path: Path, changes: dict[str, Any]) -> 
 
 
 def test_equal_indexes_make_equal_files() -> None:
-    assert make_index().to_bytes().equals(make_index().to_bytes())
+    assert make_index().to_bytes() == make_index().to_bytes()
 
 
 def test_shards_are_a_sequence() -> None:
@@ -103,10 +128,10 @@ def test_shards_are_a_sequence() -> None:
     assert index.num_rows == 1000
     assert index.num_shards == len(index.shards) == 4
     expected = [
-        ShardInfo(RowRange(0, 300), index.row_size.shard_bytes(300)),
-        ShardInfo(RowRange(300, 600), index.row_size.shard_bytes(300)),
-        ShardInfo(RowRange(600, 900), index.row_size.shard_bytes(300)),
-        ShardInfo(RowRange(900, 1000), index.row_size.shard_bytes(100)),
+        ShardInfo(300, index.row_size.shard_bytes(300), (RowRange(0, 300),)),
+        ShardInfo(300, index.row_size.shard_bytes(300), (RowRange(300, 600),)),
+        ShardInfo(300, index.row_size.shard_bytes(300), (RowRange(600, 900),)),
+        ShardInfo(100, index.row_size.shard_bytes(100), (RowRange(900, 1000),)),
     ]
     assert list(index.shards) == expected
     assert [index.shards[i] for i in range(4)] == expected
@@ -148,6 +173,9 @@ def test_describe_is_json() -> None:
         "num_rows": 1000,
         "num_shards": 4,
         "num_fragments": 3,
+        "table_rows": 1000,
+        "selection": Selection(COLUMNS).as_json(),
+        "layout": {"kind": "contiguous"},
         "columns": {
             "id": "int64",
             "embedding": "fixed_size_list<item: float>[4]",
@@ -167,19 +195,46 @@ def test_describe_is_json() -> None:
         {"selection": Selection()},
         {"selection": Selection((("id", "id + 1"), ("embedding", "embedding"), ("at", "at")))},
         {"selection": Selection((("embedding", "embedding"), ("id", "id"), ("at", "at")))},
-        {
-            "selection": Selection(
-                (("id", "id"), ("embedding", "embedding"), ("at", "at")), with_row_id=True
-            )
-        },
+        {"selection": Selection(COLUMNS, with_row_id=True)},
+        {"selection": Selection(COLUMNS, transform="m:f")},
+        {"selection": Selection(COLUMNS, transform="m:f", transform_version="1")},
+        {"selection": Selection(COLUMNS, transform="m:f", transform_version="2")},
+        {"selection": Selection(COLUMNS, transform="m:g", transform_version="1")},
         {"schema": SCHEMA.set(0, pa.field("id", pa.int32()))},
-        {"shard_stops": contiguous_shard_stops(1000, 299)},
+        {"schema": SCHEMA.set(0, pa.field("id", pa.int64()))},
+        {"shard_stops": shard_stops(CONTIGUOUS, 1000, 299)},
         {"shard_stops": np.array([1000], np.int64)},
+        {"selection": Selection(COLUMNS, filter="id > 3")},
+        {"selection": Selection(COLUMNS, limit=1000)},
+        {"selection": Selection(COLUMNS, subset=(0, 1))},
+        {"selection": Selection(COLUMNS, subset=(0, 1), subset_key="id")},
+        {"layout": Layout("scattered")},
+        {"layout": Layout("scattered", 32)},
+        {"layout": Layout("scattered", 32, 1)},
+        {"chosen": chosen_rows(range(999))},
     ],
 )
 def test_other_shard_files_have_another_fingerprint(changes: dict[str, Any]) -> None:
     assert re.fullmatch("[0-9a-f]{32}", make_index().fingerprint)
     assert make_index(**changes).fingerprint != make_index().fingerprint
+
+
+def test_every_other_selection_has_another_fingerprint() -> None:
+    selections = [
+        Selection(columns, with_row_id, transform=transform, transform_version=version)
+        for columns in (None, COLUMNS)
+        for with_row_id in (False, True)
+        for transform, version in ((None, None), ("m:f", None), ("m:f", "1"), ("m:g", "1"))
+    ]
+    found = {make_index(selection=selection).fingerprint for selection in selections}
+    assert len(found) == len(selections)
+
+
+def test_bfloat16_is_not_two_bytes() -> None:
+    plain = pa.field("b", pa.binary(2))
+    number = plain.with_metadata({"lance_stream:type": "bfloat16"})
+    found = {make_index(schema=pa.schema([field])).fingerprint for field in (plain, number)}
+    assert len(found) == 2
 
 
 def test_the_same_shard_files_have_the_same_fingerprint() -> None:
@@ -190,7 +245,7 @@ def test_the_same_shard_files_have_the_same_fingerprint() -> None:
 
 
 def test_every_truncation_is_noticed() -> None:
-    data = make_index().to_bytes().to_pybytes()
+    data = make_index().to_bytes()
     for length in range(len(data)):
         with pytest.raises(IndexFormatError, match=r"cut\.index"):
             ShardIndex.from_bytes(data[:length], "cut.index")
@@ -198,7 +253,7 @@ def test_every_truncation_is_noticed() -> None:
 
 def test_no_flipped_byte_makes_another_index() -> None:
     index = make_index()
-    data, expected = index.to_bytes().to_pybytes(), parts(index)
+    data, expected = index.to_bytes(), parts(index)
     chosen = random.Random(5)
     wrong: list[str] = []
     for at in range(len(data)):
@@ -226,13 +281,15 @@ def _arrow_file(table: pa.Table, header: Any = None, *, sealed: bool = False) ->
         table = table.replace_schema_metadata({"lance_stream.index": text})
     sink = pa.BufferOutputStream()
     name = (table.schema.metadata or {}).get(b"lance_stream.index", b"")
-    metadata = checksum.placeholder(name) if sealed else None
+    check = Checksum(name)
+    metadata = {b"lance_stream.check": check.placeholder()} if sealed else None
     with pa.ipc.new_file(sink, table.schema, metadata=metadata) as writer:
         writer.write_table(table)
     content = bytearray(sink.getvalue())
     if sealed:
-        at = checksum.locate(memoryview(content), name)
-        digits = checksum.compute(memoryview(content), at)
+        view = memoryview(content)
+        at = check.locate(view, *footer(view))
+        digits = check.compute(view, at)
         content[at : at + len(digits)] = digits
     return bytes(content)
 
@@ -293,6 +350,7 @@ def test_another_format_says_what_to_do(format_: Any) -> None:
         {"selection": 5},
         {"selection": {}},
         {"selection": {"columns": [["a"]], "with_row_id": False}},
+        {"selection": {"columns": None, "with_row_id": False}},
     ],
 )
 def test_a_header_that_lacks_something_is_damage(changes: dict[str, Any]) -> None:
@@ -309,7 +367,7 @@ def test_a_million_shards_are_cheap(tmp_path: Path) -> None:
     num_fragments = 100_000
     fragments = FragmentRows.from_counts([(i, 1000) for i in range(num_fragments)])
     index = make_index(
-        fragments=fragments, shard_stops=contiguous_shard_stops(fragments.num_rows, 100)
+        fragments=fragments, shard_stops=shard_stops(CONTIGUOUS, fragments.num_rows, 100)
     )
     path = tmp_path / "large.index"
     path.write_bytes(index.to_bytes())
