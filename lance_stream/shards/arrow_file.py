@@ -9,39 +9,28 @@ The stream format is not used: cut at a message border it reads back short witho
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import json
-import os
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
 
 from lance_stream.errors import ShardCorruptError
-from lance_stream.planning import checksum
-from lance_stream.shards.mapping import map_readonly
+from lance_stream.planning.checksum import footer
+from lance_stream.shards.header import MappedFile, ShardHeader, expect, sign
+from lance_stream.shards.samples import sample_decoder
 
-__all__ = ["ShardHeader", "ShardFile", "write_shard"]
+__all__ = ["ArrowShard", "write_arrow_shard"]
 
 _HEADER = b"lance_stream.shard"
+_CHECK = b"lance_stream.check"
 _MAX_BATCHES = 16
 _COMBINE_BELOW_BYTES = 64 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class ShardHeader:
-    """What a shard file is, as written inside it."""
-
-    fingerprint: str
-    shard: int
-    num_rows: int
-
-    def to_bytes(self) -> bytes:
-        """Encode as JSON."""
-        value = {"fingerprint": self.fingerprint, "shard": self.shard, "rows": self.num_rows}
-        return json.dumps(value).encode()
-
-
-def write_shard(path: str, table: pa.Table, header: ShardHeader) -> int:
+def write_arrow_shard(path: str, table: pa.Table, header: ShardHeader) -> int:
     """Write a shard file, not yet published: complete and checksummed when this returns.
 
     The rows are one record batch, or a few if they are many bytes: joining them takes as much
@@ -62,7 +51,7 @@ def write_shard(path: str, table: pa.Table, header: ShardHeader) -> int:
     batches = table.to_batches()
     if len(batches) > _MAX_BATCHES or table.nbytes < _COMBINE_BELOW_BYTES:
         batches = table.combine_chunks().to_batches()
-    metadata = {_HEADER: header.to_bytes(), **checksum.placeholder(header.to_bytes())}
+    metadata = {_HEADER: header.to_bytes(), _CHECK: header.checksum.placeholder()}
     schema = table.schema.remove_metadata()
     with (
         pa.OSFile(path, mode="wb") as sink,
@@ -70,16 +59,10 @@ def write_shard(path: str, table: pa.Table, header: ShardHeader) -> int:
     ):
         for batch in batches:
             writer.write_batch(batch)
-    with open(path, "r+b") as file:
-        num_bytes = os.fstat(file.fileno()).st_size
-        content = memoryview(map_readonly(file.fileno(), num_bytes))
-        at = checksum.locate(content, header.to_bytes())
-        # Not through a mapping: where the disk is full that would be a SIGBUS, not an error.
-        os.pwrite(file.fileno(), checksum.compute(content, at), at)
-    return num_bytes
+    return sign(path, header)
 
 
-class ShardFile:
+class ArrowShard:
     """A published shard file, mapped into memory.
 
     Attributes:
@@ -88,7 +71,7 @@ class ShardFile:
         inode: Device, inode and modification time: names this very file.
     """
 
-    __slots__ = ("batches", "inode", "num_bytes")
+    __slots__ = ("__weakref__", "batches", "inode", "num_bytes")
 
     def __init__(
         self, path: str, expected: ShardHeader, schema: pa.Schema, *, verified: object = None
@@ -106,20 +89,12 @@ class ShardFile:
             FileNotFoundError: There is no such file.
             ShardCorruptError: It is not what was published for that place in the plan.
         """
-        with open(path, "rb") as file:
-            status = os.fstat(file.fileno())
-            self.num_bytes = status.st_size
-            self.inode = (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)
-            if not status.st_size:
-                msg = f"{path} is empty"
-                raise ShardCorruptError(msg)
-            mapped = map_readonly(file.fileno(), status.st_size)
-        name = expected.to_bytes()
-        if verified != self.inode and not checksum.is_intact(memoryview(mapped), name):
-            msg = f"{path}: the checksum does not match the content, or it is another shard's"
-            raise ShardCorruptError(msg)
+        mapped = MappedFile(path)
+        self.num_bytes, self.inode = mapped.num_bytes, mapped.inode
+        if verified != self.inode:
+            mapped.require_intact(path, expected, *footer(mapped.content))
         try:
-            reader = pa.ipc.open_file(mapped)
+            reader = pa.ipc.open_file(pa.py_buffer(mapped.content))
             header = reader.metadata.get(_HEADER, b"") if reader.metadata else b""
             found_schema = reader.schema
             batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
@@ -127,10 +102,23 @@ class ShardFile:
             msg = f"{path}: not an Arrow file: {error}"
             raise ShardCorruptError(msg) from error
         num_rows = sum(batch.num_rows for batch in batches)
-        _expect(path, "header", json.loads(expected.to_bytes()), _json(header))
-        _expect(path, "rows", expected.num_rows, num_rows)
-        _expect(path, "schema", schema.remove_metadata(), found_schema.remove_metadata())
+        expect(path, "header", expected.as_json(), _json(header))
+        expect(path, "rows", expected.num_rows, num_rows)
+        expect(path, "schema", schema.remove_metadata(), found_schema.remove_metadata())
         self.batches = batches
+
+    def samples(self, *, zero_copy: bool) -> Callable[[int], dict[str, Any]]:
+        """What gives the sample of a row."""
+        parts = [sample_decoder(batch, zero_copy=zero_copy) for batch in self.batches]
+        if len(parts) == 1:
+            return parts[0]
+        stops = list(itertools.accumulate(batch.num_rows for batch in self.batches))
+
+        def sample(row: int) -> dict[str, Any]:
+            part = bisect.bisect_right(stops, row)
+            return parts[part](row - (stops[part - 1] if part else 0))
+
+        return sample
 
 
 def _json(data: bytes) -> Any:
@@ -138,9 +126,3 @@ def _json(data: bytes) -> Any:
         return json.loads(data)
     except ValueError:
         return None
-
-
-def _expect(path: str, what: str, expected: object, found: object) -> None:
-    if expected != found:
-        msg = f"{path}: {what} should be {expected} but is {found}"
-        raise ShardCorruptError(msg)

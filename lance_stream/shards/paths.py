@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 __all__ = [
     "index_name",
+    "is_index_name",
     "is_shard_name",
     "new_temporary_name",
     "shard_name",
@@ -16,13 +17,14 @@ __all__ = [
 
 # Enough of the fingerprint that two can never meet in one directory, short enough to read.
 _FINGERPRINT_CHARS = 20
-_SHARD = re.compile(r"[0-9a-f]{20}\.[0-9]{8,}\.arrow")
+_SHARD = re.compile(r"[0-9a-f]{20}\.[0-9]{8,}\.(?:arrow|mds)")
+_INDEX = re.compile(r"[0-9a-f]{20}\.index\.arrow")
 _TEMPORARY = re.compile(r"\.tmp-([0-9]+)-([0-9]+)-.*")
 
 
-def shard_name(fingerprint: str, shard: int) -> str:
+def shard_name(fingerprint: str, shard: int, cache_format: str = "arrow") -> str:
     """File name of a shard: content-addressed, so it can never stand for other rows."""
-    return f"{fingerprint[:_FINGERPRINT_CHARS]}.{shard:08d}.arrow"
+    return f"{fingerprint[:_FINGERPRINT_CHARS]}.{shard:08d}.{cache_format}"
 
 
 def is_shard_name(name: str) -> bool:
@@ -33,6 +35,11 @@ def is_shard_name(name: str) -> bool:
 def index_name(fingerprint: str) -> str:
     """File name of the index."""
     return f"{fingerprint[:_FINGERPRINT_CHARS]}.index.arrow"
+
+
+def is_index_name(name: str) -> bool:
+    """Whether a file name is one that ``index_name`` gives (for any fingerprint)."""
+    return _INDEX.fullmatch(name) is not None
 
 
 def new_temporary_name(name: str, pid: int, started: int) -> str:

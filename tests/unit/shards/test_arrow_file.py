@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from streaming.base.hashing import get_hash
 
 from lance_stream.errors import ShardCorruptError
-from lance_stream.shards.arrow_file import ShardFile, ShardHeader, write_shard
+from lance_stream.shards.arrow_file import ArrowShard, write_arrow_shard
+from lance_stream.shards.header import ShardHeader
 
 VECTORS = [[1.0, 2.0], None, [3.0, 4.0], [5.0, 6.0], [7.0, 8.0]]
 TABLE = pa.table(
@@ -25,11 +27,11 @@ HEADER = ShardHeader("0123456789abcdef0123456789abcdef", 42, 5)
 
 
 def write(path: Path, table: pa.Table = TABLE, header: ShardHeader = HEADER) -> int:
-    return write_shard(str(path), table, header)
+    return write_arrow_shard(str(path), table, header)
 
 
 def read(path: Path, table: pa.Table = TABLE, header: ShardHeader = HEADER) -> pa.Table:
-    return pa.Table.from_batches(ShardFile(str(path), header, table.schema).batches, table.schema)
+    return pa.Table.from_batches(ArrowShard(str(path), header, table.schema).batches, table.schema)
 
 
 @pytest.fixture
@@ -39,7 +41,7 @@ def path(tmp_path: Path) -> Path:
 
 def test_what_was_written_is_read(path: Path) -> None:
     num_bytes = write(path)
-    file = ShardFile(str(path), HEADER, TABLE.schema)
+    file = ArrowShard(str(path), HEADER, TABLE.schema)
     assert pa.Table.from_batches(file.batches).equals(TABLE)
     assert file.num_bytes == num_bytes == path.stat().st_size
     status = path.stat()
@@ -56,7 +58,7 @@ def test_any_arrow_reader_opens_it(path: Path) -> None:
     assert metadata[b"lance_stream.shard"] == (
         b'{"fingerprint": "0123456789abcdef0123456789abcdef", "shard": 42, "rows": 5}'
     )
-    assert re.fullmatch(b"xxh3-128:[0-9a-f]{24}:[0-9a-f]{32}", metadata[b"lance_stream.check"])
+    assert re.fullmatch(b"xxh3_128:[0-9a-f]{24}:[0-9a-f]{32}", metadata[b"lance_stream.check"])
 
 
 def test_equal_rows_make_equal_files(tmp_path: Path) -> None:
@@ -79,7 +81,7 @@ def test_chunks_become_one_record_batch(path: Path) -> None:
     table = pa.concat_tables([TABLE] * 10)
     header = ShardHeader("f", 0, 50)
     write(path, table, header)
-    (batch,) = ShardFile(str(path), header, table.schema).batches
+    (batch,) = ArrowShard(str(path), header, table.schema).batches
     assert batch.num_rows == 50
     assert pa.Table.from_batches([batch]).equals(table)
 
@@ -101,7 +103,7 @@ def test_metadata_of_the_table_is_not_part_of_the_file(path: Path, tmp_path: Pat
     assert read(path, marked).equals(TABLE)
 
 
-@pytest.mark.parametrize("text", ["xxh3-128:", "xxh3-128:" + "0" * 32, "lance_stream.check"])
+@pytest.mark.parametrize("text", ["xxh3_128:", "xxh3_128:" + "0" * 32, "lance_stream.check"])
 def test_rows_and_names_that_look_like_the_checksum(path: Path, text: str) -> None:
     table = pa.table({text: [text] * 3, "other": [text, None, text]})
     header = ShardHeader("f", 0, 3)
@@ -143,7 +145,7 @@ def test_every_truncation_is_corrupt(path: Path) -> None:
             read(path)
 
 
-@pytest.mark.parametrize("more", [b"\0", b"x" * 1000, b"xxh3-128:" + b"0" * 32])
+@pytest.mark.parametrize("more", [b"\0", b"x" * 1000, b"xxh3_128:" + b"0" * 32])
 def test_a_file_with_more_at_its_end_is_corrupt(path: Path, more: bytes) -> None:
     write(path)
     with path.open("ab") as file:
@@ -187,7 +189,7 @@ def test_pages_of_zeros_are_corrupt(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [b"x", b"ARROW1\0\0", b"{}", b"\0" * 5000, b"xxh3-128:" + b"0" * 32, b"xxh3-128:" + b"0" * 31],
+    [b"x", b"ARROW1\0\0", b"{}", b"\0" * 5000, b"xxh3_128:" + b"0" * 32, b"xxh3_128:" + b"0" * 31],
 )
 def test_another_file_is_corrupt(path: Path, data: bytes) -> None:
     path.write_bytes(data)
@@ -239,14 +241,14 @@ def test_a_file_that_lies_about_its_rows_is_corrupt(path: Path) -> None:
 def test_other_columns_are_corrupt(path: Path, schema: pa.Schema) -> None:
     write(path)
     with pytest.raises(ShardCorruptError, match="schema should be"):
-        ShardFile(str(path), HEADER, schema)
+        ArrowShard(str(path), HEADER, schema)
 
 
 def test_metadata_of_the_expected_schema_does_not_matter(path: Path) -> None:
     write(path)
     marked = TABLE.schema.with_metadata({"k": "v"})
     marked = marked.set(0, marked.field(0).with_metadata({"k": "v"}))
-    assert ShardFile(str(path), HEADER, marked).num_bytes == path.stat().st_size
+    assert ArrowShard(str(path), HEADER, marked).num_bytes == path.stat().st_size
 
 
 def _flip_a_row(path: Path) -> None:
@@ -264,52 +266,99 @@ def _restore_time(path: Path, status: os.stat_result) -> None:
 
 def test_only_the_very_same_file_is_not_hashed_again(path: Path) -> None:
     write(path)
-    verified, status = ShardFile(str(path), HEADER, TABLE.schema).inode, path.stat()
-    assert ShardFile(str(path), HEADER, TABLE.schema, verified=verified).inode == verified
+    verified, status = ArrowShard(str(path), HEADER, TABLE.schema).inode, path.stat()
+    assert ArrowShard(str(path), HEADER, TABLE.schema, verified=verified).inode == verified
 
     # Unseen, which is how we know that the content was not hashed ...
     _flip_a_row(path)
     _restore_time(path, status)
-    file = ShardFile(str(path), HEADER, TABLE.schema, verified=verified)
+    file = ArrowShard(str(path), HEADER, TABLE.schema, verified=verified)
     assert file.batches[0].column(1)[4].as_py() == "l0nger than twelve"
     # ... while without a word of an earlier check it is.
     with pytest.raises(ShardCorruptError, match="checksum does not match"):
-        ShardFile(str(path), HEADER, TABLE.schema)
+        ArrowShard(str(path), HEADER, TABLE.schema)
 
 
 def test_a_file_that_changed_is_hashed_again(path: Path) -> None:
     write(path)
-    verified, status = ShardFile(str(path), HEADER, TABLE.schema).inode, path.stat()
+    verified, status = ArrowShard(str(path), HEADER, TABLE.schema).inode, path.stat()
     _flip_a_row(path)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
     with pytest.raises(ShardCorruptError, match="checksum does not match"):
-        ShardFile(str(path), HEADER, TABLE.schema, verified=verified)
+        ArrowShard(str(path), HEADER, TABLE.schema, verified=verified)
 
 
 def test_another_file_at_the_same_place_is_hashed(path: Path, tmp_path: Path) -> None:
     write(path)
-    verified, status = ShardFile(str(path), HEADER, TABLE.schema).inode, path.stat()
+    verified, status = ArrowShard(str(path), HEADER, TABLE.schema).inode, path.stat()
     copy = tmp_path / "copy"
     shutil.copy2(path, copy)
     _flip_a_row(copy)
     _restore_time(copy, status)
     copy.rename(path)
     with pytest.raises(ShardCorruptError, match="checksum does not match"):
-        ShardFile(str(path), HEADER, TABLE.schema, verified=verified)
+        ArrowShard(str(path), HEADER, TABLE.schema, verified=verified)
 
 
 def test_the_plan_is_checked_even_where_the_hash_is_not(path: Path) -> None:
     write(path)
-    verified = ShardFile(str(path), HEADER, TABLE.schema).inode
+    verified = ArrowShard(str(path), HEADER, TABLE.schema).inode
     with pytest.raises(ShardCorruptError, match="header should be"):
-        ShardFile(str(path), ShardHeader("f", 0, 5), TABLE.schema, verified=verified)
+        ArrowShard(str(path), ShardHeader("f", 0, 5), TABLE.schema, verified=verified)
     with pytest.raises(ShardCorruptError, match="schema should be"):
-        ShardFile(str(path), HEADER, TABLE.schema.remove(0), verified=verified)
+        ArrowShard(str(path), HEADER, TABLE.schema.remove(0), verified=verified)
+
+
+@pytest.mark.parametrize("algorithm", ["sha1", "md5", "xxh64", "xxh3_64"])
+def test_another_hash_may_be_asked_for(path: Path, algorithm: str) -> None:
+    header = ShardHeader(HEADER.fingerprint, 42, 5, algorithm)
+    write(path, header=header)
+    assert read(path, header=header).equals(TABLE)
+    with pa.ipc.open_file(str(path)) as reader:
+        assert reader.metadata is not None
+        check = dict(reader.metadata)[b"lance_stream.check"].decode()
+    digits = len(get_hash(algorithm, b""))
+    assert re.fullmatch(f"{algorithm}:[0-9a-f]{{24}}:[0-9a-f]{{{digits}}}", check)
+    with pytest.raises(ShardCorruptError, match="xxh3_128 checksum does not match"):
+        read(path)
+    _flip_a_row(path)
+    with pytest.raises(ShardCorruptError, match=f"{algorithm} checksum does not match"):
+        read(path, header=header)
+
+
+@pytest.mark.parametrize("num_batches", [1, 3])
+def test_samples_of_any_number_of_batches(path: Path, num_batches: int) -> None:
+    # Large rows are not joined when they are written: here as if the limit were nothing.
+    batches = [TABLE.to_batches()[0]] * num_batches
+    table = pa.Table.from_batches(batches)
+    header = ShardHeader("f", 0, len(table))
+    write(path, table, header)
+    shard = ArrowShard(str(path), header, table.schema)
+    shard.batches = batches
+    sample = shard.samples(zero_copy=False)
+    for row in [*range(len(table)), 0, len(table) - 1]:
+        found = sample(row)
+        assert (found["id"], found["text"]) == (row % 5, TABLE["text"][row % 5].as_py())
+        vector = found["vector"]
+        assert (None if vector is None else vector.tolist()) == VECTORS[row % 5]
+
+
+def test_marks_of_columns_are_kept(path: Path) -> None:
+    # bfloat16 is two bytes and a mark.
+    field = pa.field("b", pa.binary(2), metadata={"lance_stream:type": "bfloat16"})
+    table = pa.table([pa.array([b"\x80\x3f", None])], schema=pa.schema([field]))
+    header = ShardHeader("f", 0, 2)
+    write(path, table, header)
+    shard = ArrowShard(str(path), header, table.schema)
+    assert shard.batches[0].schema.field(0).metadata == field.metadata
+    sample = shard.samples(zero_copy=False)
+    assert str(sample(0)["b"]) == "tensor(1., dtype=torch.bfloat16)"
+    assert sample(1) == {"b": None}
 
 
 def test_rows_stay_readable_after_the_file_is_gone(path: Path) -> None:
     write(path)
-    batches = ShardFile(str(path), HEADER, TABLE.schema).batches
+    batches = ArrowShard(str(path), HEADER, TABLE.schema).batches
     path.unlink()
     assert pa.Table.from_batches(batches).equals(TABLE)
 
@@ -318,10 +367,10 @@ def test_opening_leaves_no_descriptor_open(path: Path) -> None:
     write(path)
     read(path)
     before = len(os.listdir("/proc/self/fd"))
-    files = [ShardFile(str(path), HEADER, TABLE.schema) for _ in range(5)]
+    files = [ArrowShard(str(path), HEADER, TABLE.schema) for _ in range(5)]
     _flip_a_row(path)
     for _ in range(5):
         with pytest.raises(ShardCorruptError, match="checksum"):
-            ShardFile(str(path), HEADER, TABLE.schema)
+            ArrowShard(str(path), HEADER, TABLE.schema)
     del files
     assert len(os.listdir("/proc/self/fd")) == before

@@ -26,13 +26,15 @@ def test_golden_names() -> None:
     # Who depends on these: the caches that users have on disk.
     assert shard_name(FINGERPRINT, 42) == "0123456789abcdef0123.00000042.arrow"
     assert shard_name(FINGERPRINT, 123_456_789) == "0123456789abcdef0123.123456789.arrow"
+    assert shard_name(FINGERPRINT, 42, "mds") == "0123456789abcdef0123.00000042.mds"
     assert index_name(FINGERPRINT) == "0123456789abcdef0123.index.arrow"
     assert new_temporary_name("x.arrow", 17, 1234) == ".tmp-17-1234-x.arrow"
 
 
+@pytest.mark.parametrize("cache_format", ["arrow", "mds"])
 @pytest.mark.parametrize("shard", [0, 1, 99_999_999, 100_000_000])
-def test_a_shard_name_is_one(shard: int) -> None:
-    assert is_shard_name(shard_name(FINGERPRINT, shard))
+def test_a_shard_name_is_one(shard: int, cache_format: str) -> None:
+    assert is_shard_name(shard_name(FINGERPRINT, shard, cache_format))
 
 
 @pytest.mark.parametrize(
@@ -46,6 +48,8 @@ def test_a_shard_name_is_one(shard: int) -> None:
         shard_name(FINGERPRINT, 1).upper(),
         "0123456789abcdef0123.0000042.arrow",
         "0123456789abcdef012.00000042.arrow",
+        "0123456789abcdef0123.00000042.zip",
+        "0123456789abcdef0123.00000042.arrow.mds",
         "0123456789abcdef0123.٠٠٠٠٠٠٤٢.arrow",
         "shard.00000.mds",
         "index.json",
@@ -57,8 +61,13 @@ def test_other_names_are_not(name: str) -> None:
 
 
 def test_names_of_different_shards_differ() -> None:
-    names = {shard_name(f, s) for f in (FINGERPRINT, "f" * 32) for s in (0, 1, 10)}
-    assert len(names) == 6
+    names = {
+        shard_name(fingerprint, shard, cache_format)
+        for fingerprint in (FINGERPRINT, "f" * 32)
+        for shard in (0, 1, 10)
+        for cache_format in ("arrow", "mds")
+    }
+    assert len(names) == 12
 
 
 def test_only_what_dead_writers_left_is_swept(directory: Path) -> None:
