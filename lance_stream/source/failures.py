@@ -26,6 +26,8 @@ class FailureKind(Enum):
     BAD_REQUEST = "PlanError"
     BROKEN = "ShardUnavailableError"
     CACHE_UNUSABLE = "CacheInUseError"
+    TRANSFORM = "TransformError"
+    UNSUPPORTED = "UnsupportedTypeError"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +38,18 @@ class Failure:
         kind: Why.
         message: Words of the cause, on one line, without source paths.
         retryable: Whether trying again can help.
+        detail: Further lines, such as a traceback.
     """
 
     kind: FailureKind
     message: str
     retryable: bool
+    detail: str = ""
 
 
-_RUST_SOURCE = re.compile(r",?\s*\S*/\S*\.rs:\d+(:\d+)?")
+# The patterns take the square of a text's length, and what Lance says may quote a long filter.
+_MAX_TEXT = 4000
+_RUST_SOURCE = re.compile(r",?\s*(?<!\S)(?=\S*/)\S*\.rs:\d+(:\d+)?")
 _XML_CODE = re.compile(r"<Code>(.*?)</Code>", re.DOTALL)
 _XML_MESSAGE = re.compile(r"<Message>(.*?)</Message>", re.DOTALL)
 _XML = re.compile(r"<\?xml.*?</Error>|<Error>.*?</Error>", re.DOTALL)
@@ -122,6 +128,8 @@ def classify(error: BaseException, *, while_opening: bool) -> Failure:
 def _words(error: BaseException) -> str:
     """The cause in one readable line."""
     text = str(error) or type(error).__name__
+    if len(text) > _MAX_TEXT:
+        text = f"{text[: _MAX_TEXT // 2]} ... {text[-_MAX_TEXT // 2 :]}"
     code, said = _XML_CODE.search(text), _XML_MESSAGE.search(text)
     if code or said:
         parts = [match.group(1).strip() for match in (code, said) if match]
@@ -153,17 +161,26 @@ _ADVICE = {
         "the cache directory cannot be written",
         "it must stay in place while a dataset uses it: build the dataset again",
     ),
+    FailureKind.TRANSFORM: (
+        "the transform failed",
+        "it gets a shard's rows as one RecordBatch and must return as many of fixed types",
+    ),
+    FailureKind.UNSUPPORTED: (
+        "the rows do not fit into the format of the shard",
+        'change these values, or use cache_format="arrow"',
+    ),
     FailureKind.BROKEN: ("the rows cannot be read", "check the table with Lance itself"),
 }
 
 
-def explain(kind: FailureKind, subject: str, cause: str) -> str:
+def explain(kind: FailureKind, subject: str, cause: str, detail: str = "") -> str:
     """One paragraph for a user: what was attempted, what happened, what to do.
 
     Args:
         kind: Why it failed.
         subject: What was attempted, with its identifiers.
         cause: Words of the cause.
+        detail: Further lines, put after the paragraph.
     """
     happened, advice = _ADVICE[kind]
-    return f"{subject}: {happened}: {cause}; {advice}"
+    return f"{subject}: {happened}: {cause}; {advice}" + (f"\n{detail}" if detail else "")

@@ -70,7 +70,10 @@ def redact(text: str, options: Mapping[str, str] | None = None) -> str:
         if len(value) > 3 and not _PUBLIC_OPTION.search(name):
             text = text.replace(value, "***")
     return re.sub(
-        r"[a-zA-Z][a-zA-Z0-9+.-]*://[^\s'\"<>,)]+", lambda match: _redact_uri(match.group()), text
+        # Of a bounded length, or a long text without one takes the square of its length.
+        r"[a-zA-Z][a-zA-Z0-9+.-]{0,30}://[^\s'\"<>,)]+",
+        lambda match: _redact_uri(match.group()),
+        text,
     )
 
 

@@ -2,37 +2,38 @@
 
 from __future__ import annotations
 
-import importlib
-import logging
 import os
-import sys
-import threading
-import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import lance
+import numpy as np
 import pyarrow as pa
+from lance.dataset import serialize_row_addrs
+from numpy.typing import NDArray
 
 from lance_stream.errors import PlanError
-from lance_stream.planning.index import Selection
-from lance_stream.planning.rows import FragmentRows, FragmentSpan, RowRange
-from lance_stream.planning.sizing import RowSize, estimate_row_size
+from lance_stream.planning.reads import Take, route
+from lance_stream.planning.rows import FragmentRows, RowRange
+from lance_stream.planning.selection import Selection, shown
+from lance_stream.source.addresses import LiveRows
 from lance_stream.source.failures import FailureKind, classify
 from lance_stream.source.location import is_object_store
 
-__all__ = ["StorageOptions", "Table", "TableAddress", "client_options", "locate"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["Picked", "Table", "TableAddress", "client_options", "dereference", "locate"]
 
 _SAMPLE_RUNS = 8
 _SAMPLE_RUN_ROWS = 64
 _SAMPLE_RUN_BYTES = 1 << 20
 _PROBE_ROWS = 2
-# Renew options this long before they lapse.
-_RENEW_BEFORE_S = 60.0
+# What a row is taken to have before any was read.
+_PROBE_ROW_BYTES = 1024.0
+# A scan of the whole table holds a few such batches at a time.
+_SCAN_ROWS = 8192
+_SCAN_BYTES = 8 << 20
+_SCAN_AHEAD = 4
 # Caches of one open table; Lance's own defaults are gigabytes.
 _INDEX_CACHE_BYTES = 4 << 20
 _METADATA_CACHE_BYTES = 32 << 20
@@ -47,73 +48,6 @@ def _session() -> Any:
         index_cache_size_bytes=_INDEX_CACHE_BYTES,
         metadata_cache_size_bytes=_METADATA_CACHE_BYTES,
     )
-
-
-class StorageOptions:
-    """Options of a store: fixed, or made by a function that also tells when they lapse."""
-
-    def __init__(
-        self, options: Mapping[str, str] | None, function: str | None, search_path: tuple[str, ...]
-    ) -> None:
-        """Take options as given by the user.
-
-        Args:
-            options: Fixed options, or None.
-            function: ``"package.module:function"`` that returns ``(options, expiry)``, expiry
-                as unix seconds or None; called in this process.
-            search_path: Folders where the trainer finds modules, for the function's.
-        """
-        self._fixed = dict(options or {})
-        self._function = function
-        self._search_path = search_path
-        self._expiry: float | None = None
-        self._made: dict[str, str] | None = None if function else self._fixed
-        self._generation = 0
-        self._lock = threading.Lock()
-
-    def current(self) -> tuple[dict[str, str], int]:
-        """The options to use now, and their generation: it grows when they are made anew.
-
-        Raises:
-            PlanError: The function cannot be imported, or returns something else.
-        """
-        with self._lock:
-            lapsed = self._expiry is not None and time.time() > self._expiry - _RENEW_BEFORE_S
-            if self._made is None or lapsed:
-                self._made, self._expiry = self._call()
-                self._generation += 1
-            return self._made, self._generation
-
-    def renew(self, refused: int) -> bool:
-        """Note that the store refused the options of a generation; whether there are others.
-
-        Several reads are refused at the same time: only the first has them made anew.
-        """
-        if not self._function:
-            return False
-        with self._lock:
-            if self._generation == refused:
-                self._made = None
-        return True
-
-    def secrets(self) -> dict[str, str]:
-        """Options whose values must not be printed."""
-        return dict(self._made or {})
-
-    def _call(self) -> tuple[dict[str, str], float | None]:
-        module, _, name = str(self._function).partition(":")
-        for folder in self._search_path:
-            if folder not in sys.path:
-                sys.path.append(folder)
-        try:
-            options, expiry = getattr(importlib.import_module(module), name)()
-            return {str(k): str(v) for k, v in options.items()}, expiry
-        except Exception as error:
-            msg = (
-                f"storage_options={self._function!r}: {type(error).__name__}: {error}; it must "
-                "name a function 'package.module:function' that returns (options, expiry)"
-            )
-            raise PlanError(msg) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +100,7 @@ class Table:
         )
         self.version = int(self.dataset.version)
         self._fragments = {f.fragment_id: f for f in self.dataset.get_fragments()}
+        self._live = LiveRows(self._fragments, self._live_addresses)
 
     def fragment_rows(self) -> FragmentRows:
         """Live rows of each fragment, from the manifest alone."""
@@ -174,86 +109,264 @@ class Table:
         )
 
     def manifest(self) -> list[dict[str, Any]]:
-        """What names the content: the files of each fragment, in table order."""
-        return [fragment.metadata.to_json() for fragment in self._fragments.values()]
+        """What names the content: the files of each fragment, in table order.
+
+        Not Lance's own JSON, which takes 0.1 ms a fragment and gains fields with its versions.
+        """
+        return [_files(fragment.metadata) for fragment in self._fragments.values()]
 
     def schema(self, selection: Selection) -> pa.Schema:
-        """Schema of the selected rows; reads no data.
+        """Schema of the selected columns; reads no data.
 
         Raises:
             PlanError: A column is not there, or an expression is not valid: names the argument.
         """
-        names = [field.name for field in self.dataset.schema]
+        names = self.column_names
         for name, expression in selection.columns or ():
             if name == expression and name not in names and not name.startswith("_row"):
                 msg = f"columns: there is no column {name!r}; the table has {', '.join(names)}"
                 raise PlanError(msg)
+        asked = "" if selection.columns is None else f"columns={dict(selection.columns)}: "
+        return self._checked(asked, **_projection(selection))
+
+    def check_filter(self, filter: str) -> None:  # noqa: A002 - the argument's own name
+        """Parse a predicate; reads no data.
+
+        Raises:
+            PlanError: It is not valid: with the parser's words.
+        """
+        self._checked(
+            f"filter={shown(filter)!r}: ", columns=[], with_row_address=True, filter=filter
+        )
+
+    @property
+    def column_names(self) -> list[str]:
+        """Names of the table's columns."""
+        return [field.name for field in self.dataset.schema]
+
+    def column_type(self, name: str) -> pa.DataType:
+        """Type of a column; KeyError if there is none of that name."""
+        return self.dataset.schema.field(name).type
+
+    def _checked(self, asked: str, **arguments: Any) -> pa.Schema:
         try:
-            schema = self.dataset.scanner(**self._projection(selection)).projected_schema
+            scanner = self.dataset.scanner(**arguments)
+            if "filter" in arguments:
+                scanner.explain_plan()
+            return scanner.projected_schema
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
-            text = str(error).split(", /")[0]
-            asked = "" if selection.columns is None else f"columns={dict(selection.columns)}: "
-            msg = f"{asked}{text}; the table has {', '.join(map(repr, names))}"
+            if classify(error, while_opening=True).kind is not FailureKind.BAD_REQUEST:
+                raise
+            text = shown(str(error).split(", /")[0])
+            msg = f"{asked}{text}; the table has {', '.join(map(repr, self.column_names))}"
             raise PlanError(msg) from error
-        return self._with_metadata(schema)
 
-    def read(self, span: FragmentSpan, selection: Selection) -> pa.Table:
-        """Read consecutive live rows by the cheapest route: one ordered scan.
+    def read(
+        self,
+        fragments: FragmentRows,
+        rows: RowRange | NDArray[np.int64],
+        selection: Selection,
+        row_bytes: float,
+    ) -> pa.Table:
+        """Read live rows by the cheapest route, in table order.
+
+        Args:
+            fragments: Live rows of the table.
+            rows: Which, ascending; at least one.
+            selection: Columns.
+            row_bytes: Mean size of a row.
 
         Raises:
             BaseException: Whatever Lance raises; see ``failures.classify``.
         """
-        fragments = [self._fragments[i] for i in span.fragment_ids]
+        projection = _projection(selection)
+        columns = len(selection.columns or self.column_names)
+        way = route(fragments, rows, row_bytes=row_bytes, num_columns=columns)
+        if isinstance(way, Take):
+            return self._take(fragments, way.rows, projection)
+        span = way.span
         scanner = self.dataset.scanner(
-            fragments=fragments,
+            fragments=[self._fragments[i] for i in span.fragment_ids],
             offset=span.offset or None,
             limit=span.num_rows,
             scan_in_order=True,
-            batch_size=max(1, span.num_rows),
-            **self._projection(selection),
+            batch_size=max(1, span.num_rows if way.keep is None else _SCAN_ROWS),
+            **projection,
         )
-        return scanner.to_table()
+        if way.keep is None:
+            return scanner.to_table()
+        return _kept(scanner.to_batches(), way.keep, scanner.projected_schema)
 
-    def sample_row_size(
-        self, rows: FragmentRows, selection: Selection, schema: pa.Schema
-    ) -> RowSize:
-        """Estimate the size of selected rows from a few short runs spread over the table."""
-        overhead = _ipc_bytes(schema.empty_table()) + 64 * (3 * len(schema) + 2)
-        probe = self._sample(rows, selection, [0], _PROBE_ROWS)[0]
-        per_row = max(1.0, probe[1] / probe[0])
+    def sample(
+        self, fragments: FragmentRows, pick: Picked, selection: Selection
+    ) -> list[pa.Table]:
+        """Read a few short runs of selected rows, spread over the table; at least one row.
+
+        Args:
+            fragments: Live rows of the table.
+            pick: Gives the live rows of a range of the selection.
+            selection: Columns.
+
+        Raises:
+            BaseException: Whatever Lance raises; see ``failures.classify``.
+        """
+
+        def run(start: int, length: int, row_bytes: float) -> pa.Table:
+            rows = pick.rows(RowRange(start, min(start + length, pick.count)))
+            return self.read(fragments, rows, selection, row_bytes)
+
+        probe = run(0, _PROBE_ROWS, _PROBE_ROW_BYTES)
+        per_row = max(1.0, probe.nbytes / probe.num_rows)
         length = int(max(1, min(_SAMPLE_RUN_ROWS, _SAMPLE_RUN_BYTES / per_row)))
-        starts = _spread(rows.num_rows, _SAMPLE_RUNS, length)
-        return estimate_row_size(self._sample(rows, selection, starts, length), overhead)
-
-    def _sample(
-        self, rows: FragmentRows, selection: Selection, starts: list[int], length: int
-    ) -> list[tuple[int, int]]:
-        def run(start: int) -> tuple[int, int]:
-            stop = min(start + length, rows.num_rows)
-            table = self.read(rows.span(RowRange(start, stop)), selection)
-            return table.num_rows, table.nbytes
-
+        starts = _spread(pick.count, _SAMPLE_RUNS, length)
         with ThreadPoolExecutor(len(starts)) as pool:
-            return list(pool.map(run, starts))
+            return list(pool.map(lambda start: run(start, length, per_row), starts))
 
-    def _projection(self, selection: Selection) -> dict[str, Any]:
-        columns: Any = None
-        if selection.columns is not None:
-            plain = all(name == expression for name, expression in selection.columns)
-            names = [name for name, _ in selection.columns]
-            columns = names if plain else dict(selection.columns)
-        return {"columns": columns, "with_row_id": selection.with_row_id}
+    def matching(
+        self,
+        fragments: FragmentRows,
+        part: range,
+        selection: Selection,
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint64], pa.Array | None]]:
+        """Find the rows that a selection's filter leaves, before its subset and limit.
 
-    def _with_metadata(self, schema: pa.Schema) -> pa.Schema:
-        """Field metadata (which marks blobs) is lost by a projection: take it from the table."""
-        fields = []
-        for field in schema:
-            at = self.dataset.schema.get_field_index(field.name)
-            metadata = self.dataset.schema.field(at).metadata if at >= 0 else None
-            fields.append(field.with_metadata(metadata) if metadata else field)
-        return pa.schema(fields)
+        Args:
+            fragments: Live rows of the table.
+            part: Which fragments, by their place in the table.
+            selection: Filter and subset key.
+
+        Yields:
+            Some live rows of the table, in any order; their addresses; and the values of the
+            subset key, if there is one.
+        """
+        ids = [int(fragments.ids[at]) for at in part]
+        key = selection.subset_key
+        # Together: a request for each, one after the other, takes long in an object store.
+        self._live.deletions(ids)
+        scanner = self.dataset.scanner(
+            fragments=[self._fragments[i] for i in ids],
+            columns=[] if key is None else [key],
+            filter=selection.filter,
+            with_row_address=True,
+        )
+        for batch in scanner.to_batches():
+            addresses = batch.column("_rowaddr").to_numpy()
+            values = None if key is None else batch.column(key)
+            yield self._live.rows(fragments, addresses), addresses, values
+
+    @property
+    def requests(self) -> int:
+        """Requests to the store so far."""
+        return int(self.dataset.io_stats_snapshot().read_iops)
+
+    def scan(self, names: list[str], selection: Selection) -> Iterator[pa.RecordBatch]:
+        """Some columns of every row, in table order, a few batches at a time.
+
+        Args:
+            names: Columns of the selection.
+            selection: What they are.
+        """
+        known = dict(selection.columns or [(name, name) for name in self.column_names])
+        scanner = self.dataset.scanner(
+            columns={name: known[name] for name in names},
+            blob_handling="all_binary",
+            batch_size_bytes=_SCAN_BYTES,
+            batch_readahead=_SCAN_AHEAD,
+            scan_in_order=True,
+        )
+        yield from scanner.to_batches()
+
+    def _live_addresses(self, fragments: list[Any]) -> Iterator[NDArray[np.uint64]]:
+        """Addresses of the live rows of some fragments; reads their deletions only."""
+        scanner = self.dataset.scanner(
+            fragments=fragments, columns=[], with_row_address=True, scan_in_order=True
+        )
+        for batch in scanner.to_batches():
+            yield batch.column("_rowaddr").to_numpy()
+
+    def _take(
+        self, fragments: FragmentRows, rows: NDArray[np.int64], projection: dict[str, Any]
+    ) -> pa.Table:
+        """Read rows by address; Lance joins requests that lie close together."""
+        addresses = self._live.addresses(fragments, rows)
+        if self.dataset.has_stable_row_ids:
+            # The list of those is one of ids, which are not known here.
+            among = {"filter": f"_rowaddr in ({','.join(map(str, addresses.tolist()))})"}
+        else:
+            among = {"row_addr_allowlist": serialize_row_addrs(addresses.tolist())}
+        scanner = self.dataset.scanner(
+            with_row_address=True, scan_in_order=True, **among, **projection
+        )
+        table = scanner.to_table()
+        found = table.column("_rowaddr").to_numpy()
+        if "_rowaddr" in (projection["columns"] or ()):
+            # Asked for twice, it comes last.
+            ids = ["_rowid"] if projection["with_row_id"] else []
+            table = table.select([*projection["columns"], *ids])
+        else:
+            table = table.drop_columns(["_rowaddr"])
+        if np.array_equal(found, addresses):
+            return table
+        # Whatever order Lance gives, the one of the index counts.
+        order = np.argsort(found, kind="stable")
+        if not np.array_equal(found[order], np.sort(addresses)):
+            msg = f"{len(addresses)} rows were asked for by address, {len(found)} came"
+            raise RuntimeError(msg)
+        back = np.empty(len(addresses), np.int64)
+        back[np.argsort(addresses, kind="stable")] = order
+        return table.take(pa.array(back))
+
+
+class Picked(Protocol):
+    """Selected rows, numbered from 0."""
+
+    @property
+    def count(self) -> int:
+        """How many."""
+        ...
+
+    def rows(self, chosen: RowRange) -> RowRange | NDArray[np.int64]:
+        """The live rows of the table that a range of them are."""
+        ...
+
+
+def _projection(selection: Selection) -> dict[str, Any]:
+    columns: Any = None
+    if selection.columns is not None:
+        plain = all(name == expression for name, expression in selection.columns)
+        names = [name for name, _ in selection.columns]
+        columns = names if plain else dict(selection.columns)
+    return {
+        "columns": columns,
+        "with_row_id": selection.with_row_id,
+        # Otherwise a scan gives descriptors in their place.
+        "blob_handling": "all_binary",
+    }
+
+
+def _files(fragment: Any) -> dict[str, Any]:
+    # ``path`` makes a class at every access.
+    paths = [file._path for file in fragment.files]
+    deletions = fragment.deletion_file
+    return {
+        "id": fragment.id,
+        "files": paths + [overlay.data_file._path for overlay in fragment.overlays],
+        "deletions": None if deletions is None else [deletions.read_version, deletions.id],
+    }
+
+
+def _kept(
+    batches: Iterable[pa.RecordBatch], keep: NDArray[np.int64], schema: pa.Schema
+) -> pa.Table:
+    """The rows to keep of batches in order, without holding the others."""
+    parts, before = [], 0
+    for batch in batches:
+        first, stop = np.searchsorted(keep, [before, before + batch.num_rows])
+        parts.append(batch.take(pa.array(keep[first:stop] - before)))
+        before += batch.num_rows
+    return pa.Table.from_batches(parts, schema)
 
 
 def _spread(num_rows: int, runs: int, length: int) -> list[int]:
@@ -261,13 +374,6 @@ def _spread(num_rows: int, runs: int, length: int) -> list[int]:
     runs = max(1, min(runs, num_rows // max(1, length)))
     step = num_rows / runs
     return [int(i * step + max(0.0, (step - length) / 2)) for i in range(runs)]
-
-
-def _ipc_bytes(table: pa.Table) -> int:
-    sink = pa.MockOutputStream()
-    with pa.ipc.new_file(sink, table.schema) as writer:
-        writer.write_table(table)
-    return sink.size()
 
 
 def locate(remote: str, split: str | None, options: dict[str, str]) -> str:
@@ -289,3 +395,29 @@ def locate(remote: str, split: str | None, options: dict[str, str]) -> str:
             raise
         return plain
     return f"{plain}.lance"
+
+
+def dereference(
+    uri: str, version: int | str | None, options: dict[str, str]
+) -> tuple[str, int | None]:
+    """The uri and number that a tag, or the latest version of a branch, stands for.
+
+    A branch has version numbers of its own; it is opened as ``uri/tree/branch``.
+
+    Raises:
+        ValueError: There is no such tag or branch.
+        BaseException: Whatever Lance raises.
+    """
+    if not isinstance(version, str):
+        return uri, version
+    dataset = lance.dataset(uri, storage_options=options or None, session=_session())
+    tags = dataset.tags.list()
+    if version in tags:
+        branch, number = tags[version]["branch"], int(tags[version]["version"])
+        return (f"{uri}/tree/{branch}" if branch else uri), number
+    branches = dataset.branches.list()
+    if version in branches:
+        return f"{uri}/tree/{version}", None
+    known = ", ".join([*tags, *branches][:20]) or "none at all"
+    msg = f"Ref not found: there is no tag or branch {version!r}, but {known}"
+    raise ValueError(msg)

@@ -1,0 +1,79 @@
+"""Options and credentials of a store, in the download process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+
+from lance_stream.errors import PlanError
+from lance_stream.source.functions import load_function
+
+__all__ = ["StorageOptions"]
+
+# Renew options this long before they lapse.
+_RENEW_BEFORE_S = 60.0
+
+
+class StorageOptions:
+    """Options of a store: fixed, or made by a function that also tells when they lapse."""
+
+    def __init__(
+        self, options: Mapping[str, str] | None, function: str | None, search_path: tuple[str, ...]
+    ) -> None:
+        """Take options as given by the user.
+
+        Args:
+            options: Fixed options, or None.
+            function: ``"package.module:function"`` that returns ``(options, expiry)``, expiry
+                as unix seconds or None; called in this process.
+            search_path: Folders where the trainer finds modules, for the function's.
+        """
+        self._fixed = dict(options or {})
+        self._function = function
+        self._search_path = search_path
+        self._expiry: float | None = None
+        self._made: dict[str, str] | None = None if function else self._fixed
+        self._generation = 0
+        self._lock = threading.Lock()
+
+    def current(self) -> tuple[dict[str, str], int]:
+        """The options to use now, and their generation: it grows when they are made anew.
+
+        Raises:
+            PlanError: The function cannot be imported, or returns something else.
+        """
+        with self._lock:
+            lapsed = self._expiry is not None and time.time() > self._expiry - _RENEW_BEFORE_S
+            if self._made is None or lapsed:
+                self._made, self._expiry = self._call()
+                self._generation += 1
+            return self._made, self._generation
+
+    def renew(self, refused: int) -> bool:
+        """Note that the store refused the options of a generation; whether there are others.
+
+        Several reads are refused at the same time: only the first has them made anew.
+        """
+        if not self._function:
+            return False
+        with self._lock:
+            if self._generation == refused:
+                self._made = None
+        return True
+
+    def secrets(self) -> dict[str, str]:
+        """Options whose values must not be printed."""
+        return dict(self._made or {})
+
+    def _call(self) -> tuple[dict[str, str], float | None]:
+        function = load_function("storage_options", str(self._function), self._search_path)
+        try:
+            options, expiry = function()
+            return {str(k): str(v) for k, v in options.items()}, expiry
+        except Exception as error:
+            msg = (
+                f"storage_options={self._function!r}: {type(error).__name__}: {error}; it must "
+                "name a function 'package.module:function' that returns (options, expiry)"
+            )
+            raise PlanError(msg) from error
