@@ -1,0 +1,1 @@
+"""Live state of workers and of the download process, readable from the trainer."""
