@@ -1,0 +1,209 @@
+"""The shared cache as the download process uses it: take a shard file from it, offer it one.
+
+::
+
+    tier = SharedTier(urls)                       # once per process and url list
+    key = shard_key(fingerprint, shard, cache_format)
+    num_bytes = tier.take(key, temporary_path, rows, check=check, timeout_s=timeout_s)
+    if num_bytes is None:
+        ...                                       # read from Lance, publish locally, and then
+        tier.offer(key, published_path, rows, check=check)
+    tier.close(timeout_s)                         # at the end of the process
+
+Nothing a tier does, or fails to do, raises here; only the local disk can.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from lance_stream.tiers.counts import TierCounts
+from lance_stream.tiers.opening import open_tiers
+from lance_stream.tiers.publisher import Check, Publisher, PublisherCounts
+
+__all__ = ["Check", "SharedTier", "SharedTierCounts", "shard_key"]
+
+# For looks, deletes and promotions, and for some that hang.
+_SPARE_CALLS = 8
+
+
+def shard_key(fingerprint: str, shard: int, cache_format: str) -> str:
+    """Key of a shard file in the shared cache: whoever has the same key has the same rows. Pure.
+
+    Args:
+        fingerprint: Of the content, in full (see ``planning.fingerprint.content_fingerprint``).
+        shard: Number in the index.
+        cache_format: ``"arrow"`` or ``"mds"``.
+    """
+    return f"{fingerprint}/{shard:08d}.{cache_format}"
+
+
+@dataclass(frozen=True, slots=True)
+class SharedTierCounts:
+    """What a shared tier did.
+
+    Attributes:
+        taken: Shards that were taken from it.
+        not_taken: Shards that it did not give.
+        refused: Shards that it gave whole, but that were not what the caller's check wants.
+        taken_bytes: Bytes of the shards that were taken.
+        take_seconds: Time in ``take``.
+        tiers: Of each tier, from fast to slow.
+        publisher: Of what was offered.
+    """
+
+    taken: int = 0
+    not_taken: int = 0
+    refused: int = 0
+    taken_bytes: int = 0
+    take_seconds: float = 0.0
+    tiers: tuple[TierCounts, ...] = ()
+    publisher: PublisherCounts = field(default_factory=PublisherCounts)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The numbers by name, without credentials."""
+        return asdict(self)
+
+
+class SharedTier:
+    """One or several shared caches, for shard files. Thread-safe; not to be used across a fork."""
+
+    def __init__(
+        self,
+        urls: str | Sequence[str],
+        *,
+        warn: Callable[[str], None] | None = None,
+        threads: int = 2,
+        max_queued: int = 512,
+        max_takes: int = 16,
+    ) -> None:
+        """Load what the urls need; connects to nothing.
+
+        Args:
+            urls: A url, or several from fast to slow (see ``tier_url.checked_urls``).
+            warn: Told of each outage once, and of the first wrong content; default the log.
+            threads: Files published at a time.
+            max_queued: Most files that wait to be published.
+            max_takes: Most calls of ``take`` at a time. Where calls hang, the threads of a tier
+                are never more than these, those that publish, and a few.
+
+        Raises:
+            PlanError: A url is wrong, or its library is not installed.
+        """
+        max_calls = max_takes + threads + _SPARE_CALLS
+        self._cache, self._tiers = open_tiers(urls, warn=warn, max_calls=max_calls)
+        self._publisher = Publisher(self._cache, threads=threads, max_queued=max_queued)
+        self._lock = threading.Lock()
+        self._counts = SharedTierCounts()
+
+    def take(
+        self,
+        key: str,
+        path: str,
+        rows: int,
+        *,
+        check: Check | None = None,
+        timeout_s: float | None = None,
+    ) -> int | None:
+        """Write the content of a key to a file.
+
+        Args:
+            key: From ``shard_key``.
+            path: The file, not yet published: overwritten, and complete only after the return.
+            rows: Rows that it must have.
+            check: Tells from the bytes whether they are the shard file that is wanted. What is
+                not is removed from the tiers.
+            timeout_s: Longest wait for all tiers together; each also has its own timeout. Give
+                a part of what the attempt may take, so that there is time left to read Lance.
+
+        Returns:
+            Bytes of the file; None: no tier has it whole, and there is no file.
+
+        Raises:
+            OSError: The file cannot be written; there is none then.
+        """
+        started = time.monotonic()
+        taken = refused = num_bytes = 0
+        try:
+            found = self._cache.read(key, rows=rows, timeout_s=timeout_s)
+            if found is None:
+                return None
+            if check is not None and not check(found.data):
+                refused = 1
+                self._cache.delete(key)
+                return None
+            _write(path, found.data)
+            taken, num_bytes = 1, found.data.nbytes
+            return num_bytes
+        finally:
+            self._count(
+                taken=taken,
+                not_taken=1 - taken,
+                refused=refused,
+                taken_bytes=num_bytes,
+                take_seconds=time.monotonic() - started,
+            )
+
+    def offer(self, key: str, path: str, rows: int, *, check: Check | None = None) -> bool:
+        """Have a published shard file put into the tiers that lack it, in the background.
+
+        Returns at once, and reads nothing. A file that is gone in its turn is left out.
+
+        Args:
+            key: From ``shard_key``.
+            path: The file in the cache directory.
+            rows: Rows that it has.
+            check: As in ``take``; a file that fails is not published.
+
+        Returns:
+            Whether it is queued; False: the queue is full, or this is closed.
+        """
+        return self._publisher.offer(key, path, rows, check)
+
+    def counts(self) -> SharedTierCounts:
+        """What it did so far."""
+        with self._lock:
+            counts = self._counts
+        return replace(
+            counts,
+            tiers=tuple(tier.counts() for tier in self._tiers),
+            publisher=self._publisher.counts(),
+        )
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until all that was offered is published; returns whether it is."""
+        return self._publisher.wait(timeout_s)
+
+    def close(self, timeout_s: float = 10.0) -> int:
+        """Publish what is queued, within a time, and let go of the tiers.
+
+        Returns:
+            Files that were dropped.
+        """
+        dropped = self._publisher.close(timeout_s)
+        self._cache.close()
+        return dropped
+
+    def __repr__(self) -> str:
+        return f"SharedTier({self._cache!r})"
+
+    def _count(self, **numbers: float) -> None:
+        with self._lock:
+            sums = {name: getattr(self._counts, name) + more for name, more in numbers.items()}
+            self._counts = replace(self._counts, **sums)
+
+
+def _write(path: str, content: memoryview) -> None:
+    try:
+        with open(path, "wb") as file:
+            file.write(content)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        raise
