@@ -26,7 +26,7 @@ from lance_stream.service import messages as m
 from lance_stream.service.launcher import connect
 from lance_stream.service.runtime import Endpoint
 
-__all__ = ["Lease", "ShardClient", "client_for", "plan"]
+__all__ = ["Lease", "PinnedVersion", "ShardClient", "client_for", "plan"]
 
 logger = logging.getLogger(__name__)
 
@@ -36,11 +36,22 @@ _NEWS_EVERY_S = 30.0
 _MAX_FRUITLESS = 6
 # On top of the time that the attempts themselves may take: starts, queueing, delays.
 _WAIT_MARGIN_S = 60.0
+_LONG_FILTER = 10_000
 _SEND_TIMEOUT = struct.pack("ll", 10, 0)
 
 
-def plan(endpoint: Endpoint, request: m.Plan) -> ShardIndex:
+def plan(
+    endpoint: Endpoint, request: m.Plan, news: Callable[[m.Planning], None] | None = None
+) -> ShardIndex | None:
     """Have the index of a table made by the download process.
+
+    Args:
+        endpoint: Where it is.
+        request: Table and arguments.
+        news: Told of progress, where rows are read.
+
+    Returns:
+        The index; None if the request only asks whether one is of the table.
 
     Raises:
         LanceStreamError: As the download process says, or it does not answer in time.
@@ -53,12 +64,20 @@ def plan(endpoint: Endpoint, request: m.Plan) -> ShardIndex:
             )
             time.sleep(min(5.0, 0.25 * 2**attempt))
         try:
-            return _plan_once(endpoint, request)
+            return _plan_once(endpoint, request, news)
         except ConnectionError as error:
             if isinstance(error, LanceStreamError):
                 last = error  # SourceUnavailableError: the store may come back.
             else:
-                msg = f"the download process ended while it planned {request.uri}"
+                msg = (
+                    f"the download process ended while it planned {request.uri}; its log is "
+                    f"{endpoint.log_path}"
+                )
+                if len(request.filter or "") > _LONG_FILTER:
+                    msg += (
+                        f"; the filter of {len(request.filter or '')} characters may be nested "
+                        "too deeply: write 'x in (...)' instead of many 'or'"
+                    )
                 last = DownloadProcessError(msg)
     if last is None:
         msg = f"planning {request.uri}: attempts must be at least 1"
@@ -66,25 +85,33 @@ def plan(endpoint: Endpoint, request: m.Plan) -> ShardIndex:
     raise last
 
 
-def _plan_once(endpoint: Endpoint, request: m.Plan) -> ShardIndex:
+def _plan_once(
+    endpoint: Endpoint, request: m.Plan, news: Callable[[m.Planning], None] | None
+) -> ShardIndex | None:
     timeout_s = request.timeout_s + 15.0
     with connect(endpoint) as connection:
         connection.settimeout(timeout_s)
         connection.sendall(m.encode(request))
-        try:
-            payload = m.receive_frame(connection)
-        except TimeoutError as error:
-            msg = (
-                f"the download process (pid {endpoint.pid()}) did not answer within "
-                f"{timeout_s:g} s when asked to plan {request.uri}; its log is "
-                f"{endpoint.log_path}"
-            )
-            raise DownloadProcessError(msg) from error
-        if payload is None:
-            msg = "connection closed"
-            raise ConnectionResetError(msg)
-        answer = m.decode_server(payload)
+        answer: m.FromServer = m.Planning()
+        while isinstance(answer, m.Planning):
+            try:
+                payload = m.receive_frame(connection)
+            except TimeoutError as error:
+                msg = (
+                    f"the download process (pid {endpoint.pid()}) did not answer within "
+                    f"{timeout_s:g} s when asked to plan {request.uri}; its log is "
+                    f"{endpoint.log_path}"
+                )
+                raise DownloadProcessError(msg) from error
+            if payload is None:
+                msg = "connection closed"
+                raise ConnectionResetError(msg)
+            answer = m.decode_server(payload)
+            if isinstance(answer, m.Planning) and news is not None:
+                news(answer)
         if isinstance(answer, m.Planned):
+            if not answer.path:
+                return None
             index = ShardIndex.load(answer.path)
             os.unlink(answer.path)
             return index
@@ -92,6 +119,42 @@ def _plan_once(endpoint: Endpoint, request: m.Plan) -> ShardIndex:
             raise error_from_name(answer.error, answer.message)
         msg = f"the download process answered {type(answer).__name__} when asked to plan"
         raise DownloadProcessError(msg)
+
+
+class PinnedVersion:
+    """A hold on a version of a table: a tag, until closed or the process ends."""
+
+    def __init__(self, endpoint: Endpoint, request: m.Pin) -> None:
+        """Have the tag made; a warning is logged where that is not possible."""
+        self._pid = os.getpid()
+        self.name = ""
+        self._connection = connect(endpoint)
+        _INHERITED.append(self._connection)
+        message = "the download process ended"
+        try:
+            self._connection.settimeout(request.timeout_s + 15.0)
+            self._connection.sendall(m.encode(request))
+            payload = m.receive_frame(self._connection)
+            answer = None if payload is None else m.decode_server(payload)
+            if isinstance(answer, m.Pinned):
+                self.name, message = answer.name, answer.message
+        except OSError as error:
+            message = str(error)
+        if not self.name:
+            logger.warning(
+                "pin=True: version %d of %s is not held with a tag, a cleanup may remove it while "
+                "it is trained on: %s",
+                request.version,
+                request.uri,
+                message,
+            )
+
+    def close(self) -> None:
+        """Let go of the version."""
+        if os.getpid() == self._pid:
+            self._connection.close()
+            with contextlib.suppress(ValueError):
+                _INHERITED.remove(self._connection)
 
 
 class Lease:
@@ -311,7 +374,7 @@ class ShardClient:
         return True
 
     def _on_answer(self, answer: m.FromServer) -> None:
-        if isinstance(answer, m.Planned | m.PlanFailed):
+        if isinstance(answer, m.Planning | m.Planned | m.PlanFailed | m.Pinned):
             return
         with self._lock:
             self._fruitless = 0

@@ -72,6 +72,7 @@ def _serve(endpoint: Endpoint) -> None:
     limits = Limits(
         max_running=int(os.environ.get("LANCE_STREAM_MAX_FETCHES", default.max_running)),
         max_bytes=int(os.environ.get("LANCE_STREAM_MAX_FETCH_BYTES", default.max_bytes)),
+        metrics_port=int(os.environ.get("LANCE_STREAM_METRICS_PORT", default.metrics_port)),
     )
 
     async def serve() -> bool:

@@ -7,34 +7,42 @@ import logging
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
 import pyarrow as pa
 
-from lance_stream.errors import EmptyStreamError, LanceStreamError, PlanError
-from lance_stream.planning.fingerprint import digest, table_identity
-from lance_stream.planning.index import Selection, ShardIndex
-from lance_stream.planning.plan import contiguous_shard_stops
-from lance_stream.planning.sizing import rows_per_shard
+from lance_stream.errors import LanceStreamError, PlanError, TransformError, UnsupportedTypeError
+from lance_stream.planning.checksum import DEFAULT_HASH
+from lance_stream.planning.fingerprint import content_fingerprint, digest, table_identity
+from lance_stream.planning.index import ShardIndex
+from lance_stream.planning.layout import Layout
+from lance_stream.planning.selection import Selection
+from lance_stream.planning.types import type_name
 from lance_stream.processes import this_process
-from lance_stream.service.messages import Options, Plan, Register
-from lance_stream.shards.arrow_file import ShardHeader, write_shard
+from lance_stream.service.indexing import News, Order, check_format, finished, make_index, no_news
+from lance_stream.service.messages import Options, Pin, Plan, Register
+from lance_stream.service.sharing import SharedCaches
+from lance_stream.service.transform import TransformFailedError
+from lance_stream.shards.header import ShardHeader
 from lance_stream.shards.paths import new_temporary_name, shard_name
-from lance_stream.shards.values import check_supported
+from lance_stream.shards.shard_file import write_shard
 from lance_stream.source.failures import Failure, FailureKind, classify, explain
 from lance_stream.source.location import redact
+from lance_stream.source.options import StorageOptions
+from lance_stream.source.pins import pin_version, unpin
 from lance_stream.source.table import (
-    StorageOptions,
     Table,
     TableAddress,
     client_options,
+    dereference,
     locate,
 )
 
-__all__ = ["AttemptError", "Fetcher", "StreamSource", "cache_failure"]
+__all__ = ["AttemptError", "Fetched", "Fetcher", "StreamSource", "cache_failure"]
 
 logger = logging.getLogger(__name__)
 
@@ -69,18 +77,45 @@ class StreamSource:
             OSError: It cannot be read.
         """
         index = ShardIndex.load(register.index_path)
-        return cls(register, index, index.fingerprint)
+        fingerprint = content_fingerprint(
+            index.fingerprint, register.cache_format, register.algorithm
+        )
+        return cls(register, index, fingerprint)
 
     def path(self, shard: int) -> str:
         """The shard's file in the cache."""
-        return os.path.join(self.register.directory, shard_name(self.fingerprint, shard))
+        return os.path.join(self.register.directory, self.name(shard))
+
+    def header(self, shard: int) -> ShardHeader:
+        """What the shard's file says that it is."""
+        rows = len(self.index.shard_rows(shard))
+        algorithm = self.register.algorithm or DEFAULT_HASH
+        return ShardHeader(self.fingerprint, shard, rows, algorithm)
+
+    def name(self, shard: int) -> str:
+        """The name of the shard's file."""
+        return shard_name(self.fingerprint, shard, self.register.cache_format)
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A shard's file that is complete, but not yet published."""
+
+    path: str
+    num_bytes: int
+    from_tier: bool
 
 
 class Fetcher:
     """Open tables, and the two things done with them. Thread-safe."""
 
-    def __init__(self) -> None:
-        """Start with no table open."""
+    def __init__(self, max_fetches: int = 16) -> None:
+        """Start with no table open.
+
+        Args:
+            max_fetches: Fetches at a time.
+        """
+        self.shared = SharedCaches(max_fetches)
         # Concurrent fetches wait for one opening.
         self._tables: OrderedDict[str, Future[Table]] = OrderedDict()
         self._options: dict[str, StorageOptions] = {}
@@ -88,99 +123,141 @@ class Fetcher:
         self._writer = this_process()
         self._writes = itertools.count()
 
-    def plan(self, request: Plan) -> ShardIndex:
-        """Make the index of a table.
+    def plan(self, request: Plan, news: News = no_news) -> ShardIndex | None:
+        """Make the index of a table; None if the request only asks whether one is of it.
+
+        Args:
+            request: Table and arguments.
+            news: Told of progress while rows are read, which may take long.
 
         Raises:
             LanceStreamError: With words for the user.
         """
-        named = f"{request.uri}/{request.split}" if request.split else request.uri
-        subject = f"cannot open {redact(named)}"
-        if request.version is not None:
-            subject += f" version {request.version!r}"
         options = self._storage_options(request.options)
-        try:
+        # A wrong url of a shared cache is an error now, not at the first shard.
+        self.shared.open(request.shared_cache)
+        with _told(request, options):
+            uri, table = self._newly_opened(request, options)
+            where = f"{redact(uri)} version {table.version}"
+            if request.identity is not None:
+                if table_identity(table.manifest()) != request.identity:
+                    raise AttemptError(_another_table(table.version, request.version))
+                self._reading(lambda: check_format(table, _order(request), where, news))
+                return None
+            return self._reading(lambda: make_index(uri, table, _order(request), where, news))
 
-            def open_table(made: dict[str, str]) -> tuple[str, Table]:
-                remote = TableAddress(request.uri, None, request.timeout_s)
-                known = client_options(remote, made)
-                uri = self._opening(lambda: locate(request.uri, request.split, known))
-                address = TableAddress(uri, request.version, request.timeout_s)
-                # Not the cached table: the latest version must be looked up anew.
-                return uri, self._opening(lambda: Table(address, made))
+    def look_up(self, request: Plan, use: Callable[[str, Table], _T]) -> _T:
+        """What a function makes of a table, newly opened at the version that a request names.
 
-            uri, table = self._renewing(options, lambda made, _generation: open_table(made))
-            return self._make_index(request, uri, table)
-        except AttemptError as error:
-            kind = error.failure.kind
-            message = redact(error.failure.message, options.secrets())
-            if kind is FailureKind.BROKEN and request.columns is not None:
-                msg = f"columns={dict(request.columns)}: fails on rows of the table: {message}"
-                raise PlanError(msg) from error
-            names = {cls.__name__: cls for cls in LanceStreamError.__subclasses__()}
-            raise names[kind.value](explain(kind, subject, message)) from error
+        Args:
+            request: Which table; what it says of shards is not looked at.
+            use: Takes the table's uri, and the table.
 
-    def fetch(self, source: StreamSource, shard: int) -> tuple[str, int]:
-        """Read a shard's rows and write its file, not yet published.
+        Raises:
+            LanceStreamError: With words for the user.
+        """
+        options = self._storage_options(request.options)
+        with _told(request, options):
+            uri, table = self._newly_opened(request, options)
+            return self._reading(lambda: use(uri, table))
+
+    def pin(
+        self, pin: Pin, is_alive: Callable[[int, int], bool]
+    ) -> tuple[str, Callable[[], None]]:
+        """Put a tag on a version.
 
         Returns:
-            Path of the temporary file, and its bytes.
+            Name of the tag, and what removes it.
+
+        Raises:
+            AttemptError: It cannot be written.
+        """
+        options = self._storage_options(pin.options)
+        address = TableAddress(pin.uri, pin.version, pin.timeout_s)
+
+        def create(made: dict[str, str], _generation: int) -> tuple[str, Table]:
+            table = self._opening(lambda: Table(address, made))
+            owner = (pin.pid, pin.started)
+            name = self._opening(lambda: pin_version(table.dataset, pin.version, owner, is_alive))
+            return name, table
+
+        def remove(made: dict[str, str], _generation: int) -> None:
+            table = self._opening(lambda: Table(address, made))
+            self._opening(lambda: unpin(table.dataset, name))
+
+        name, _ = self._renewing(options, create)
+        return name, lambda: self._renewing(options, remove)
+
+    def read(self, source: StreamSource, shard: int) -> pa.Table:
+        """Read a shard's rows, in the types of a shard and transformed.
+
+        Raises:
+            AttemptError: With the reason.
+        """
+        register, index = source.register, source.index
+        options = self._storage_options(register.options)
+        rows = index.table_rows(shard)
+
+        def read(made: dict[str, str], generation: int) -> pa.Table:
+            opened = self._table(source, options, made, generation)
+            return self._reading(
+                lambda: opened.read(
+                    index.fragments, rows, index.selection, index.row_size.mean_bytes
+                )
+            )
+
+        table = self._renewing(options, read)
+        try:
+            table = finished(table, index.selection, register.search_path, register.uri)
+        except TransformFailedError as error:
+            raise AttemptError(error.failure) from error
+        except LanceStreamError as error:
+            # The function, or a type that it gives, is not what it was when planned.
+            failure = Failure(FailureKind.TRANSFORM, str(error), retryable=False)
+            raise AttemptError(failure) from error
+        if table.num_rows != len(rows) or not table.schema.equals(index.schema):
+            raise AttemptError(_mismatch(table, len(rows), index))
+        return table
+
+    def fetch(self, source: StreamSource, shard: int) -> Fetched:
+        """Have a shard's rows in a file, not yet published: from the shared cache, or Lance.
 
         Raises:
             AttemptError: With the reason; no file is left.
         """
-        register, index = source.register, source.index
-        options = self._storage_options(register.options)
-        rows = index.shard_rows(shard)
-        span = index.fragments.span(rows)
-
-        def read(made: dict[str, str], generation: int) -> pa.Table:
-            opened = self._table(source, options, made, generation)
-            return self._reading(lambda: opened.read(span, index.selection))
-
-        table = self._renewing(options, read)
-        if table.num_rows != len(rows) or not table.schema.equals(index.schema):
-            found = f"{table.num_rows} rows of {table.schema.names}"
-            wanted = f"{len(rows)} rows of {index.schema.names}"
-            failure = Failure(
-                FailureKind.BROKEN,
-                f"the table gave {found}, the index says {wanted}",
-                retryable=False,
-            )
-            raise AttemptError(failure)
-        name = shard_name(source.fingerprint, shard)
+        register = source.register
+        header = source.header(shard)
         # Two datasets of one process may fetch the same shard into the same directory.
-        unique = f"{next(self._writes)}-{name}"
+        unique = f"{next(self._writes)}-{source.name(shard)}"
         path = os.path.join(register.directory, new_temporary_name(unique, *self._writer))
-        try:
-            header = ShardHeader(source.fingerprint, shard, len(rows))
-            return path, write_shard(path, table, header)
-        except BaseException as error:
-            _unlink(path)
-            raise AttemptError(cache_failure(error, register.directory, table.nbytes)) from error
+        expected = source.index.row_size.shard_bytes(header.num_rows)
+        with _writing(path, register.directory, expected):
+            num_bytes = self.shared.take(register, header, path)
+        if num_bytes is not None:
+            return Fetched(path, num_bytes, from_tier=True)
+        table = self.read(source, shard)
+        with _writing(path, register.directory, table.nbytes):
+            num_bytes = write_shard(register.cache_format, path, table, header)
+        return Fetched(path, num_bytes, from_tier=False)
 
-    def _make_index(self, request: Plan, uri: str, table: Table) -> ShardIndex:
-        where = f"{redact(uri)} version {table.version}"
-        selection = Selection(request.columns, request.with_row_id)
-        rows = table.fragment_rows()
-        if not rows.num_rows:
-            msg = f"{where} has no rows: nothing to stream"
-            raise EmptyStreamError(msg)
-        schema = table.schema(selection)
-        check_supported(schema, where)
-        schema = schema.remove_metadata()
-        size = self._reading(lambda: table.sample_row_size(rows, selection, schema))
-        shard_rows = request.shard_rows or rows_per_shard(size, request.shard_bytes)
-        return ShardIndex(
-            uri=uri,
-            version=table.version,
-            identity=table_identity(table.manifest()),
-            selection=selection,
-            schema=schema,
-            fragments=rows,
-            shard_stops=contiguous_shard_stops(rows.num_rows, shard_rows),
-            row_size=size,
-        )
+    def share(self, source: StreamSource, shard: int) -> None:
+        """Put a published shard into the shared cache of its stream, in the background."""
+        self.shared.offer(source.register, source.header(shard), source.path(shard))
+
+    def _newly_opened(self, request: Plan, options: StorageOptions) -> tuple[str, Table]:
+        """Look up where and which the table is, and open it.
+
+        Not a table that is open already: the latest version must be looked up anew.
+        """
+
+        def open_table(made: dict[str, str], _generation: int) -> tuple[str, Table]:
+            known = client_options(TableAddress(request.uri, None, request.timeout_s), made)
+            uri = self._opening(lambda: locate(request.uri, request.split, known))
+            uri, version = self._opening(lambda: dereference(uri, request.version, known))
+            address = TableAddress(uri, version, request.timeout_s)
+            return uri, self._opening(lambda: Table(address, made))
+
+        return self._renewing(options, open_table)
 
     def _storage_options(self, options: Options) -> StorageOptions:
         """One object for equal options, so that a token is renewed once for all streams."""
@@ -227,13 +304,7 @@ class Fetcher:
         table = opening.result()
         if source.checked is not table:
             if table_identity(table.manifest()) != source.index.identity:
-                failure = Failure(
-                    FailureKind.VERSION_NOT_FOUND,
-                    f"version {register.version} is not the one that training began with: the "
-                    "table was made again at the same uri",
-                    retryable=False,
-                )
-                raise AttemptError(failure)
+                raise AttemptError(_another_table(register.version))
             source.checked = table
         return table
 
@@ -254,10 +325,98 @@ class Fetcher:
         return call(*options.current())
 
 
+@contextmanager
+def _writing(path: str, directory: str, num_bytes: int) -> Iterator[None]:
+    """Leave no file behind where writing it fails, and say why."""
+    try:
+        yield
+    except BaseException as error:
+        _unlink(path)
+        raise AttemptError(cache_failure(error, directory, num_bytes)) from error
+
+
+@contextmanager
+def _told(request: Plan, options: StorageOptions) -> Iterator[None]:
+    """Raise what fails at a table as a LanceStreamError, with words for the user."""
+    named = redact(f"{request.uri}/{request.split}" if request.split else request.uri)
+    subject = f"cannot open {named}"
+    if request.version is not None:
+        subject += f" version {request.version!r}"
+    try:
+        yield
+    except TransformFailedError as error:
+        failure = error.failure
+        raise TransformError(
+            explain(failure.kind, f"planning {named}", failure.message, failure.detail)
+        ) from error
+    except AttemptError as error:
+        kind = error.failure.kind
+        message = redact(error.failure.message, options.secrets())
+        if kind is FailureKind.BROKEN and request.columns is not None:
+            msg = f"columns={dict(request.columns)}: fails on rows of the table: {message}"
+            raise PlanError(msg) from error
+        names = {cls.__name__: cls for cls in LanceStreamError.__subclasses__()}
+        raise names[kind.value](explain(kind, subject, message)) from error
+
+
+def _another_table(version: int, asked: int | str | None = None) -> Failure:
+    if isinstance(asked, str):
+        text = f"{asked!r} stands for version {version}, which is not the one of the index"
+    else:
+        text = (
+            f"version {version} is not the one of the index: the table was made again at the "
+            "same uri"
+        )
+    return Failure(FailureKind.VERSION_NOT_FOUND, text, retryable=False)
+
+
+def _order(request: Plan) -> Order:
+    """What a request asks for."""
+    subset = request.subset
+    selection = Selection(
+        columns=request.columns,
+        with_row_id=request.with_row_id,
+        filter=request.filter,
+        limit=request.limit,
+        subset=None if subset is None else (subset[0], subset[1]),
+        subset_key=request.subset_key,
+        transform=request.transform,
+        transform_version=request.transform_version,
+    )
+    return Order(
+        selection=selection,
+        layout=Layout(request.layout, request.run_rows, request.layout_seed),
+        shard_rows=request.shard_rows,
+        shard_bytes=request.shard_bytes,
+        exact=request.exact,
+        cache_format=request.cache_format,
+        search_path=request.search_path,
+        partial_path=request.partial_path,
+    )
+
+
+def _mismatch(table: pa.Table, num_rows: int, index: ShardIndex) -> Failure:
+    """What was read is not what the index says."""
+    found, wanted = f"{table.num_rows} rows", f"{num_rows} rows"
+    if not table.schema.equals(index.schema):
+        found += f" of {_described(table.schema)}"
+        wanted += f" of {_described(index.schema)}"
+    if index.selection.transform is not None:
+        text = f"it gave {found}, and {wanted} when the stream was planned; cast its columns"
+        return Failure(FailureKind.TRANSFORM, text, retryable=False)
+    text = f"the table gave {found}, the index says {wanted}"
+    return Failure(FailureKind.BROKEN, text, retryable=False)
+
+
+def _described(schema: pa.Schema) -> str:
+    nulls = {True: "", False: " not null"}
+    return ", ".join(f"{f.name}: {type_name(f)}{nulls[f.nullable]}" for f in schema)
+
+
 def _classified(call: Callable[[], _T], *, while_opening: bool) -> _T:
     try:
         return call()
-    except (LanceStreamError, AttemptError):
+    except (LanceStreamError, AttemptError, TransformFailedError):
         raise
     except BaseException as error:  # Lance panics are not Exceptions.
         logger.debug("Lance raised", exc_info=True)
@@ -272,6 +431,8 @@ def cache_failure(error: BaseException, directory: str, num_bytes: int) -> Failu
         free = status.f_bavail * status.f_frsize
         message = f"{directory} has {free} bytes free, the shard needs about {num_bytes}"
         return Failure(failure.kind, f"{message}: {failure.message}", retryable=False)
+    if isinstance(error, UnsupportedTypeError | PlanError):
+        return Failure(FailureKind.UNSUPPORTED, str(error), retryable=False)
     if isinstance(error, OSError):
         message = f"{directory}: {failure.message}"
         return Failure(FailureKind.CACHE_UNUSABLE, message, retryable=False)

@@ -24,9 +24,12 @@ __all__ = [
     "FromServer",
     "Hello",
     "Options",
+    "Pin",
+    "Pinned",
     "Plan",
     "PlanFailed",
     "Planned",
+    "Planning",
     "Register",
     "Retry",
     "decode_client",
@@ -37,7 +40,7 @@ __all__ = [
 ]
 
 # Raised when messages change; part of the name of a process's directory, so versions never meet.
-PROTOCOL = 1
+PROTOCOL = 2
 # Storage options and paths are small; anything larger is not one of ours.
 MAX_FRAME_BYTES = 16 << 20
 _LENGTH = struct.Struct(">I")
@@ -52,6 +55,17 @@ class Options(msgspec.Struct, frozen=True):
 
     def __repr__(self) -> str:
         return f"Options({'function' if self.function else sorted(self.values or ())})"
+
+
+def _without_urls(message: Plan | Register) -> str:
+    """A message in words, without the urls of shared caches, which may hold passwords."""
+    fields = {
+        name: getattr(message, name)
+        for name in message.__struct_fields__
+        if name != "shared_cache"
+    }
+    given = ", ".join(f"{name}={value!r}" for name, value in fields.items())
+    return f"{type(message).__name__}({given}, shared_cache=({len(message.shared_cache)} urls))"
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
@@ -73,10 +87,38 @@ class Plan(msgspec.Struct, frozen=True, tag=True):
     options: Options
     timeout_s: float
     attempts: int
+    transform: str | None = None
+    transform_version: str | None = None
+    search_path: tuple[str, ...] = ()
+    cache_format: str = "arrow"
+    filter: str | None = None
+    limit: int | None = None
+    subset: tuple[float, float] | None = None
+    subset_key: str | None = None
+    layout: str = "contiguous"
+    run_rows: int = 64
+    layout_seed: int = 0
+    exact: bool = False
+    partial_path: str | None = None
+    # Of an index that is there: only look whether the version is the one it was made of.
+    identity: str | None = None
+    # Looked at for wrong urls only.
+    shared_cache: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return _without_urls(self)
+
+
+class Planning(msgspec.Struct, frozen=True, tag=True):
+    """Planning takes longer, and goes on: it reads the table."""
+
+    what: str = ""
+    done: int = 0
+    total: int = 0
 
 
 class Planned(msgspec.Struct, frozen=True, tag=True):
-    """The index lies in this file; whoever asked takes it away."""
+    """The index lies in this file; whoever asked takes it away. Empty: nothing was made."""
 
     path: str
 
@@ -86,6 +128,24 @@ class PlanFailed(msgspec.Struct, frozen=True, tag=True):
 
     error: str
     message: str
+
+
+class Pin(msgspec.Struct, frozen=True, tag=True):
+    """Hold a version with a tag as long as this connection lasts. Answered by ``Pinned``."""
+
+    uri: str
+    version: int
+    options: Options
+    timeout_s: float
+    pid: int
+    started: int
+
+
+class Pinned(msgspec.Struct, frozen=True, tag=True):
+    """The tag is there; or, with an empty name, why it cannot be."""
+
+    name: str
+    message: str = ""
 
 
 class Register(msgspec.Struct, frozen=True, tag=True):
@@ -100,6 +160,14 @@ class Register(msgspec.Struct, frozen=True, tag=True):
     options: Options
     timeout_s: float
     attempts: int
+    cache_format: str = "arrow"
+    algorithm: str | None = None
+    search_path: tuple[str, ...] = ()
+    stats_directory: str = ""
+    shared_cache: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return _without_urls(self)
 
 
 class Forget(msgspec.Struct, frozen=True, tag=True):
@@ -148,8 +216,8 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-FromClient = Hello | Plan | Register | Forget | Fetch
-FromServer = Planned | PlanFailed | Done | Dropped | Retry | Failed
+FromClient = Hello | Plan | Pin | Register | Forget | Fetch
+FromServer = Planning | Planned | Pinned | PlanFailed | Done | Dropped | Retry | Failed
 
 
 class _Codec:

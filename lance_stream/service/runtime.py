@@ -10,6 +10,9 @@
         log                 what it had to say
         running/            one small file for each fetch in progress: survives a crash
         plans/              indexes on their way to who asked
+        counters/           the user's counters, a board for each process
+        boards/             a directory for each stream: what its processes count
+        status              which streams it serves, for people
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ __all__ = [
     "lock_is_held",
     "new_endpoint",
     "private_directory",
+    "runtime_directory",
     "sweep_stale_endpoints",
 ]
 
@@ -108,6 +112,20 @@ class Endpoint:
         """Indexes on their way to who asked for them."""
         return f"{self.directory}/plans"
 
+    @property
+    def counters_directory(self) -> str:
+        """Boards of the user's counters, one for each process."""
+        return f"{self.directory}/counters"
+
+    def boards_directory(self, stream: str) -> str:
+        """Boards of the processes that read a stream, and of this one."""
+        return f"{self.directory}/boards/{stream}"
+
+    @property
+    def status_path(self) -> str:
+        """What the process serves, for ``lance-stream status``."""
+        return f"{self.directory}/status"
+
     def make_directories(self) -> None:
         """Make what is missing, private to the user."""
         for path in (self.directory, self.running_directory, self.plans_directory):
@@ -143,15 +161,20 @@ def private_directory(path: str) -> str:
     return path
 
 
+def runtime_directory() -> str:
+    """Where the per-user directory for sockets is; not made."""
+    chosen = os.environ.get("LANCE_STREAM_RUNTIME_DIR")
+    base = "/tmp" if os.path.isdir("/tmp") else tempfile.gettempdir()  # noqa: S108
+    return chosen or f"{base}/lance-stream-{os.getuid()}"
+
+
 def runtime_root() -> str:
     """The per-user directory for sockets.
 
     ``LANCE_STREAM_RUNTIME_DIR``, or ``lance-stream-<uid>`` in ``/tmp``: not in ``$TMPDIR``, which
     may be long, and may differ between a job and its restart.
     """
-    chosen = os.environ.get("LANCE_STREAM_RUNTIME_DIR")
-    base = "/tmp" if os.path.isdir("/tmp") else tempfile.gettempdir()  # noqa: S108
-    path = private_directory(chosen or f"{base}/lance-stream-{os.getuid()}")
+    path = private_directory(runtime_directory())
     if len(path.encode()) + 24 > _MAX_SOCKET_PATH:
         msg = (
             f"{path} is too long for a unix socket (at most {_MAX_SOCKET_PATH - 24} bytes): "

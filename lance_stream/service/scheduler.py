@@ -231,6 +231,15 @@ class Scheduler:
         """Fetches that wait for their turn or for a delay to pass."""
         return sum(not fetch.running for fetch in self._fetches.values())
 
+    def loads(self) -> dict[str, tuple[int, int]]:
+        """Of each stream: fetches that wait, and fetches in progress."""
+        found: dict[str, tuple[int, int]] = {}
+        for key, fetch in self._fetches.items():
+            waiting, running = found.get(key.stream, (0, 0))
+            one = (waiting, running + 1) if fetch.running else (waiting + 1, running)
+            found[key.stream] = one
+        return found
+
     def is_demanded(self, key: Key) -> bool:
         """Whether somebody waits for the shard now."""
         fetch = self._fetches.get(key)

@@ -16,6 +16,7 @@ import signal
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -24,21 +25,38 @@ import pyarrow as pa
 
 from lance_stream.errors import LanceStreamError
 from lance_stream.planning.index import ShardIndex
+from lance_stream.processes import is_alive
 from lance_stream.service import messages as m
 from lance_stream.service import scheduler as s
-from lance_stream.service.fetching import AttemptError, Fetcher, StreamSource, cache_failure
+from lance_stream.service.fetching import (
+    AttemptError,
+    Fetched,
+    Fetcher,
+    StreamSource,
+    cache_failure,
+)
 from lance_stream.service.journal import Journal
 from lance_stream.service.launcher import peer_uid
+from lance_stream.service.metrics import serve_metrics, stats_of
 from lance_stream.service.runtime import Endpoint
+from lance_stream.service.tallies import Tallies
 from lance_stream.shards.ledger import Ledger
 from lance_stream.source.failures import classify, explain
 from lance_stream.source.location import redact
+from lance_stream.telemetry.stats import prometheus
 
 __all__ = ["Limits", "Server"]
 
 logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
+
+_NEWS_EVERY_S = 0.2
+_SHOW_EVERY_S = 0.05
+# How long the process stays to remove the pins of clients that are gone.
+_UNPIN_S = 15.0
+# How long it stays to put what it fetched into shared caches.
+_SHARE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +70,7 @@ class Limits:
     max_delay_s: float = 10.0
     first_client_s: float = 6.0
     linger_s: float = 1.0
+    metrics_port: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -62,6 +81,7 @@ class _Client:
     writer: asyncio.StreamWriter
     pid: int = 0
     streams: set[str] = field(default_factory=set)
+    pins: list[Callable[[], None]] = field(default_factory=list)
 
 
 class Server:
@@ -71,7 +91,7 @@ class Server:
         """Prepare; ``run`` serves."""
         self._endpoint = endpoint
         self._limits = limits
-        self._fetcher = Fetcher()
+        self._fetcher = Fetcher(limits.max_running)
         self._journal = Journal(endpoint.running_directory)
         self._scheduler = s.Scheduler(
             max_running=limits.max_running,
@@ -82,9 +102,13 @@ class Server:
         )
         self._sources: dict[str, StreamSource] = {}
         self._ledgers: dict[str, Ledger] = {}
+        self._tallies = Tallies(endpoint.status_path)
+        self._showing: asyncio.TimerHandle | None = None
         self._clients: dict[int, _Client] = {}
         self._connections = 0
         self._plans = 0
+        self._unpinning = 0
+        self._retired = False
         self._loop = asyncio.get_running_loop()
         self.ended = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
@@ -105,8 +129,18 @@ class Server:
         server = await asyncio.start_unix_server(self._serve, self._endpoint.socket_path)
         os.chmod(self._endpoint.socket_path, 0o600)
         self._end_unless_used(self._limits.first_client_s)
+        if self._limits.metrics_port:
+            await serve_metrics(self._limits.metrics_port, self._metrics)
         await self.ended.wait()
         server.close()
+        for client in list(self._clients.values()) if not self._retired else ():
+            for remove in client.pins:
+                self._unpin(remove)
+        deadline = self._loop.time() + _UNPIN_S
+        while self._unpinning and self._loop.time() < deadline:
+            await asyncio.sleep(0.02)
+        if not self._clients:
+            await asyncio.to_thread(self._fetcher.shared.close, _SHARE_S)
         # What is still in the buffers of the sockets is sent before they close.
         for client in list(self._clients.values()):
             with contextlib.suppress(OSError, asyncio.TimeoutError):
@@ -148,6 +182,8 @@ class Server:
                 client.pid = pid
             case m.Plan():
                 self._plan(client, message)
+            case m.Pin():
+                self._pin(client, message)
             case m.Register():
                 self._register(client, message)
             case m.Forget(stream=stream):
@@ -158,8 +194,10 @@ class Server:
                     text = "the stream is not known to the download process"
                     self._send(client, m.Failed(stream, shard, "DownloadProcessError", text))
                     return
+                self._tallies.add(stream, "requested")
                 found = _size(source.path(shard))
                 if found is not None:
+                    self._tallies.add(stream, "in_cache")
                     self._send(client, m.Done(stream, shard, found))
                     return
                 rows = source.index.shard_rows(shard)
@@ -172,6 +210,7 @@ class Server:
         if message.stream not in self._sources:
             self._sources[message.stream] = StreamSource.load(message)
             self._ledgers[message.stream] = Ledger(message.ledger_path)
+            self._tallies.open(message, self._sources[message.stream].index)
         client.streams.add(message.stream)
 
     def _forget(self, client: _Client, stream: str) -> None:
@@ -180,9 +219,12 @@ class Server:
         if not any(stream in other.streams for other in self._clients.values()):
             self._sources.pop(stream, None)
             self._ledgers.pop(stream, None)
+            self._tallies.close(stream)
 
     def _on_gone(self, client: _Client) -> None:
         self._clients.pop(client.number, None)
+        for remove in client.pins:
+            self._unpin(remove)
         self._handle(s.Left(client.number))
         for stream in list(client.streams):
             self._forget(client, stream)
@@ -210,12 +252,22 @@ class Server:
                     self._reply(instruction)
                 case s.Retire(reason=reason, hung=hung):
                     self._retire(reason, hung)
+        if self._showing is None:
+            self._showing = self._loop.call_later(_SHOW_EVERY_S, self._show)
         if self._timer:
             self._timer.cancel()
             self._timer = None
         wakeup = self._scheduler.next_wakeup(self._loop.time())
         if wakeup is not None:
             self._timer = self._loop.call_at(wakeup + 0.001, self._handle, s.Tick())
+
+    def _metrics(self) -> str:
+        return prometheus(stats_of(self._tallies.streams, self._endpoint.counters_directory))
+
+    def _show(self) -> None:
+        """Put what waits and runs on the boards; soon after a change, but not at every one."""
+        self._showing = None
+        self._tallies.show(self._scheduler.loads())
 
     def _start(self, key: s.Key, attempt: int) -> None:
         """Run an attempt in a thread of its own."""
@@ -225,7 +277,11 @@ class Server:
             self._loop.call_soon(self._unwanted, key, attempt)
             return
 
-        def done(result: tuple[str, int] | BaseException) -> None:
+        started_ns = time.monotonic_ns()
+
+        def done(result: Fetched | BaseException) -> None:
+            kind = "tier" if isinstance(result, Fetched) and result.from_tier else "lance"
+            self._tallies.add(key.stream, f"{kind}_ns", time.monotonic_ns() - started_ns)
             if isinstance(result, AttemptError):
                 self._journal.end(key)
                 self._handle(s.Missed(key, attempt, result.failure))
@@ -234,16 +290,14 @@ class Server:
                 logger.error("fetching shard %s failed", key.shard, exc_info=result)
                 self._handle(s.Missed(key, attempt, classify(result, while_opening=False)))
             else:
-                self._publish(key, attempt, source, *result)
+                self._publish(key, attempt, source, result)
 
         self._in_thread(lambda: self._fetcher.fetch(source, key.shard), done)
 
-    def _publish(
-        self, key: s.Key, attempt: int, source: StreamSource, path: str, num_bytes: int
-    ) -> None:
+    def _publish(self, key: s.Key, attempt: int, source: StreamSource, fetched: Fetched) -> None:
         """Rename the file into place, then look whether anybody still wants it."""
         self._journal.end(key)
-        final = source.path(key.shard)
+        path, num_bytes, final = fetched.path, fetched.num_bytes, source.path(key.shard)
         try:
             if not self._is_wanted(key):
                 os.unlink(path)
@@ -260,10 +314,16 @@ class Server:
             failure = cache_failure(error, source.register.directory, num_bytes)
             self._handle(s.Missed(key, attempt, failure))
             return
+        kind = "tier" if fetched.from_tier else "lance"
+        self._tallies.add(key.stream, f"from_{kind}")
+        self._tallies.add(key.stream, f"{kind}_bytes", num_bytes)
+        # Only tiers that lack it are written.
+        self._fetcher.share(source, key.shard)
         self._handle(s.Fetched(key, attempt, num_bytes))
 
     def _unwanted(self, key: s.Key, attempt: int) -> None:
         self._journal.end(key)
+        self._tallies.add(key.stream, "evicted_before_fetch")
         self._handle(s.Unwanted(key, attempt))
 
     def _is_wanted(self, key: s.Key) -> bool:
@@ -283,12 +343,14 @@ class Server:
         elif isinstance(outcome, int):
             message = m.Done(key.stream, key.shard, outcome)
         else:
-            register, rows = source.register, source.index.shard_rows(key.shard)
+            register, rows = source.register, source.index.describe_rows(key.shard)
             where = (
-                f"shard {key.shard} (rows {rows}) of {redact(register.uri)} "
-                f"version {register.version}"
+                f"shard {key.shard} ({rows}) of {redact(register.uri)} version {register.version}"
             )
-            text = explain(outcome.kind, where, redact(outcome.message, register.options.values))
+            secret = register.options.values
+            cause, detail = redact(outcome.message, secret), redact(outcome.detail, secret)
+            text = explain(outcome.kind, where, cause, detail)
+            self._tallies.add(key.stream, "failures" if reply.final else "retries")
             if reply.final:
                 message = m.Failed(key.stream, key.shard, outcome.kind.value, text)
             else:
@@ -315,9 +377,11 @@ class Server:
                 answered = True
                 self._send(client, message)
 
-        def done(result: ShardIndex | BaseException) -> None:
+        def done(result: ShardIndex | BaseException | None) -> None:
             timer.cancel()
-            if isinstance(result, LanceStreamError):
+            if result is None:
+                answer(m.Planned(""))
+            elif isinstance(result, LanceStreamError):
                 answer(m.PlanFailed(type(result).__name__, str(result)))
             elif isinstance(result, BaseException):
                 logger.error("planning failed", exc_info=result)
@@ -337,7 +401,52 @@ class Server:
             self._retire(text, ())
 
         timer = self._loop.call_later(request.timeout_s, too_late)
-        self._in_thread(lambda: self._fetcher.plan(request), done)
+
+        def goes_on(message: m.Planning) -> None:
+            nonlocal timer
+            if not answered:
+                timer.cancel()
+                timer = self._loop.call_later(request.timeout_s, too_late)
+                self._send(client, message)
+
+        told_at = 0.0
+
+        def news(what: str, done: int, total: int) -> None:
+            nonlocal told_at
+            now = time.monotonic()
+            if now - told_at > _NEWS_EVERY_S:
+                told_at = now
+                self._loop.call_soon_threadsafe(goes_on, m.Planning(what, done, total))
+
+        self._in_thread(lambda: self._fetcher.plan(request, news), done)
+
+    def _pin(self, client: _Client, request: m.Pin) -> None:
+        """Tag a version in a thread; the tag goes with the connection."""
+
+        def done(result: tuple[str, Callable[[], None]] | BaseException) -> None:
+            if isinstance(result, BaseException):
+                logger.warning("cannot pin %s: %s", redact(request.uri), result)
+                text = redact(str(result), request.options.values)
+                self._send(client, m.Pinned("", text))
+                return
+            name, remove = result
+            if client.number in self._clients:
+                client.pins.append(remove)
+                self._send(client, m.Pinned(name))
+            else:
+                self._unpin(remove)
+
+        self._in_thread(lambda: self._fetcher.pin(request, is_alive), done)
+
+    def _unpin(self, remove: Callable[[], None]) -> None:
+        self._unpinning += 1
+
+        def done(result: BaseException | None) -> None:
+            self._unpinning -= 1
+            if result is not None:
+                logger.warning("cannot remove a pin: %s", result)
+
+        self._in_thread(remove, done)
 
     def _in_thread(
         self, work: Callable[[], _T], done: Callable[[_T | BaseException], None]
@@ -366,6 +475,7 @@ class Server:
         os.makedirs(self._endpoint.running_directory, exist_ok=True)
         for key, attempts in hung:
             self._journal.hung(key, attempts)
+        self._retired = True
         self.ended.set()
 
 

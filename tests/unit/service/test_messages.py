@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lance_stream.planning.fingerprint import digest
 from lance_stream.service import messages as m
 
 OPTIONS = m.Options(
@@ -28,6 +29,10 @@ PLAN = m.Plan(
     options=OPTIONS,
     timeout_s=60.0,
     attempts=3,
+    transform="my.module:function",
+    transform_version="2",
+    search_path=("/home/me",),
+    cache_format="mds",
 )
 REGISTER = m.Register(
     stream="abc",
@@ -39,19 +44,27 @@ REGISTER = m.Register(
     options=OPTIONS,
     timeout_s=0.5,
     attempts=1,
+    cache_format="mds",
+    algorithm="sha1",
+    search_path=("/home/me", "/opt/x"),
 )
 FROM_CLIENT: list[m.FromClient] = [
     m.Hello(4711),
     PLAN,
     m.Plan("/t", None, 3, None, False, 100, 1, FUNCTION, 1.0, 1),
     m.Plan("/t", None, None, (), False, 100, 1, m.Options(), 1.0, 1),
+    m.Pin("/t", 3, m.Options(), 1.0, 4711, 99),
     REGISTER,
+    m.Register("abc", "/t", 1, "/c/i", "/c", "/c/l", m.Options(), 1.0, 1),
     m.Forget("abc"),
     m.Fetch("abc", 0, True),
     m.Fetch("abc", 2**40, False),
 ]
 FROM_SERVER: list[m.FromServer] = [
+    m.Planning(),
     m.Planned("/run/plans/1"),
+    m.Pinned("lance_stream.pin.1.2.3"),
+    m.Pinned("", "read-only"),
     m.PlanFailed("PlanError", "columns: there is no column 'ä'"),
     m.Done("abc", 3, 2**40),
     m.Dropped("abc", 3),
@@ -85,9 +98,17 @@ def test_every_message_is_tested() -> None:
     assert tested == {*m.FromClient.__args__, *m.FromServer.__args__}
 
 
+def test_the_protocol_is_raised_with_the_messages() -> None:
+    # Who depends on this: the two sides of a connection, where another version is installed
+    # while a download process runs. Where the digest changes, PROTOCOL must change with it.
+    messages = (m.Options, *m.FromClient.__args__, *m.FromServer.__args__)
+    fields = {cls.__name__: cls.__struct_fields__ for cls in messages}
+    assert (m.PROTOCOL, digest(fields, 8)) == (2, "f16383ce")
+
+
 def test_messages_are_immutable() -> None:
     for message in (*FROM_CLIENT, *FROM_SERVER, OPTIONS):
-        name = message.__struct_fields__[0]
+        name = (*message.__struct_fields__, "other")[0]
         with pytest.raises(AttributeError, match="immutable"):
             setattr(message, name, None)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from lance_stream.errors import DownloadProcessError
-from lance_stream.host.directory import claim_default_directory
+from lance_stream.service.directory import claim_default_directory
 from lance_stream.service.runtime import (
     Endpoint,
     lock_is_held,

@@ -1,0 +1,60 @@
+"""Metrics of the download process over HTTP on loopback, for Prometheus; off by default."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from lance_stream.telemetry.board import read_boards
+from lance_stream.telemetry.stats import StreamStats, add_up
+
+__all__ = ["serve_metrics", "stats_of"]
+
+logger = logging.getLogger(__name__)
+
+_MAX_REQUEST_BYTES = 8192
+_REQUEST_S = 5.0
+
+
+def stats_of(streams: Sequence[dict[str, Any]], counters_directory: str) -> list[StreamStats]:
+    """Stats of each stream that a download process says it serves (see ``tallies``)."""
+    found = []
+    for stream in streams:
+        mean = float(stream["mean_row_bytes"])
+        boards = [(reading, mean) for reading in read_boards(stream["stats"])]
+        counters = read_boards(counters_directory)
+        found.append(add_up(stream["uri"], int(stream["shards"]), boards, counters))
+    return found
+
+
+async def serve_metrics(port: int, text: Any) -> asyncio.Server | None:
+    """Answer ``GET /metrics`` on 127.0.0.1; a port that is taken is logged, and nothing else.
+
+    Args:
+        port: Where to listen.
+        text: Called for each request; gives the text.
+    """
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, asyncio.TimeoutError, asyncio.LimitOverrunError):
+            request = await asyncio.wait_for(reader.readline(), _REQUEST_S)
+            method, _, rest = request[:_MAX_REQUEST_BYTES].partition(b" ")
+            found = method == b"GET" and rest.split(b" ")[0] in (b"/metrics", b"/")
+            body = text().encode() if found else b"not found\n"
+            head = (
+                f"HTTP/1.1 {'200 OK' if found else '404 Not Found'}\r\n"
+                "Content-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
+                f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+            )
+            writer.write(head.encode() + body)
+            await asyncio.wait_for(writer.drain(), _REQUEST_S)
+        writer.close()
+
+    try:
+        return await asyncio.start_server(answer, "127.0.0.1", port)
+    except OSError as error:
+        logger.warning("LANCE_STREAM_METRICS_PORT=%d: cannot serve metrics: %s", port, error)
+        return None

@@ -1,0 +1,80 @@
+"""What the download process counts of each stream, on boards that everybody may read."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from lance_stream.planning.index import ShardIndex
+from lance_stream.service.messages import Register
+from lance_stream.source.location import redact
+from lance_stream.telemetry.board import Board
+from lance_stream.telemetry.stats import SERVER_NAMES
+
+__all__ = ["Tallies"]
+
+
+class Tallies:
+    """A board for each stream. Used by the event loop's thread only."""
+
+    def __init__(self, status_path: str) -> None:
+        """Begin with no stream.
+
+        Args:
+            status_path: File that lists the streams, for people.
+        """
+        self._status_path = status_path
+        self._boards: dict[str, Board] = {}
+        self._streams: dict[str, dict[str, Any]] = {}
+
+    @property
+    def streams(self) -> list[dict[str, Any]]:
+        """Each stream that is served: uri, version, shards, rows, and where its boards lie."""
+        return list(self._streams.values())
+
+    def open(self, register: Register, index: ShardIndex) -> None:
+        """Begin, or go on with, the board of a stream."""
+        labels = {"role": "server", "pid": os.getpid()}
+        self._boards[register.stream] = Board(
+            register.stats_directory, "server", labels, SERVER_NAMES
+        )
+        self._streams[register.stream] = {
+            "uri": redact(register.uri),
+            "version": register.version,
+            "shards": index.num_shards,
+            "rows": index.num_rows,
+            "mean_row_bytes": index.row_size.mean_bytes,
+            "cache": register.directory,
+            "stats": register.stats_directory,
+        }
+        self._write_status()
+
+    def close(self, stream: str) -> None:
+        """The stream is served no more."""
+        self._boards.pop(stream, None)
+        if self._streams.pop(stream, None) is not None:
+            self._write_status()
+
+    def add(self, stream: str, name: str, n: int = 1) -> None:
+        """Count something."""
+        board = self._boards.get(stream)
+        if board is not None:
+            board.numbers[SERVER_NAMES.index(name)] += n
+
+    def show(self, loads: dict[str, tuple[int, int]]) -> None:
+        """Show how many shards of each stream wait, and are fetched, now."""
+        for stream, board in self._boards.items():
+            waiting, running = loads.get(stream, (0, 0))
+            board.numbers[SERVER_NAMES.index("waiting")] = waiting
+            board.numbers[SERVER_NAMES.index("running")] = running
+
+    def _write_status(self) -> None:
+        temporary = f"{self._status_path}.new"
+        try:
+            with open(temporary, "w") as file:
+                json.dump({"pid": os.getpid(), "streams": self.streams}, file)
+            os.replace(temporary, self._status_path)
+        except OSError:
+            # A full disk stops what is shown, not what is done.
+            return

@@ -1,0 +1,65 @@
+"""What the download process counts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from lance_stream.service.tallies import Tallies
+from lance_stream.telemetry.board import read_boards
+
+
+def register(directory: Path, stream: str = "s") -> Any:
+    """What is looked at of a registration."""
+    return SimpleNamespace(
+        stream=stream,
+        uri="s3://key:secret@b/t.lance?token=secret",
+        version=3,
+        directory=str(directory),
+        stats_directory=str(directory / f"{stream}.stats"),
+    )
+
+
+INDEX: Any = SimpleNamespace(num_shards=4, num_rows=40, row_size=SimpleNamespace(mean_bytes=12.5))
+
+
+def test_counted_per_stream(tmp_path: Path) -> None:
+    """And shown on the stream's board; what is not served is not counted."""
+    tallies = Tallies(str(tmp_path / "status"))
+    tallies.open(register(tmp_path), INDEX)
+    tallies.add("s", "requested")
+    tallies.add("s", "lance_bytes", 100)
+    tallies.add("other", "requested")
+    tallies.show({"s": (2, 1), "other": (9, 9)})
+    (reading,) = read_boards(str(tmp_path / "s.stats"))
+    assert reading.labels["role"] == "server"
+    numbers = {name: value for name, value in reading.numbers.items() if value}
+    assert numbers == {"requested": 1, "lance_bytes": 100, "waiting": 2, "running": 1}
+    tallies.show({})
+    (reading,) = read_boards(str(tmp_path / "s.stats"))
+    assert reading.numbers["waiting"] == reading.numbers["running"] == 0
+
+
+def test_the_status_file(tmp_path: Path) -> None:
+    """Lists what is served, without secrets."""
+    path = tmp_path / "status"
+    tallies = Tallies(str(path))
+    tallies.open(register(tmp_path), INDEX)
+    tallies.open(register(tmp_path, "other"), INDEX)
+    status = json.loads(path.read_text())
+    assert [one["version"] for one in status["streams"]] == [3, 3]
+    assert "secret" not in path.read_text()
+    tallies.close("s")
+    tallies.close("s")
+    assert len(json.loads(path.read_text())["streams"]) == len(tallies.streams) == 1
+
+
+def test_a_status_that_cannot_be_written(tmp_path: Path) -> None:
+    """Stops what is shown, not what is done."""
+    tallies = Tallies(str(tmp_path / "missing" / "status"))
+    tallies.open(register(tmp_path), INDEX)
+    tallies.add("s", "failures")
+    (reading,) = read_boards(str(tmp_path / "s.stats"))
+    assert reading.numbers["failures"] == 1
