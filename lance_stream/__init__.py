@@ -23,11 +23,18 @@ if TYPE_CHECKING:
         ShardUnavailableError,
         SourceUnavailableError,
         StateMismatchError,
+        TransformError,
         UnsupportedTypeError,
         VersionNotFoundError,
     )
+    from lance_stream.host.collate import collate
+    from lance_stream.host.dataset import LanceStreamingDataset
+    from lance_stream.host.indexes import build_index
+    from lance_stream.host.observing import counter, progress, stats
     from lance_stream.host.stream import LanceStream
     from lance_stream.planning.index import ShardIndex
+    from lance_stream.tiers.opening import open_shard_cache
+    from lance_stream.tiers.shard_cache import ShardCache
 
 __version__ = "0.1.0"
 
@@ -41,18 +48,38 @@ __all__ = [
     "IndexFormatError",
     "LanceStream",
     "LanceStreamError",
+    "LanceStreamingDataset",
     "PlanError",
+    "ShardCache",
     "ShardCorruptError",
     "ShardIndex",
     "ShardUnavailableError",
     "SourceUnavailableError",
     "StateMismatchError",
+    "TransformError",
     "UnsupportedTypeError",
     "VersionNotFoundError",
     "__version__",
+    "build_index",
+    "collate",
+    "counter",
+    "open_shard_cache",
+    "progress",
+    "stats",
 ]
 
-_ROOMS = {"LanceStream": "host.stream", "ShardIndex": "planning.index"}
+_ROOMS = {
+    "build_index": "host.indexes",
+    "LanceStream": "host.stream",
+    "LanceStreamingDataset": "host.dataset",
+    "ShardCache": "tiers.shard_cache",
+    "ShardIndex": "planning.index",
+    "open_shard_cache": "tiers.opening",
+    "collate": "host.collate",
+    "counter": "host.observing",
+    "progress": "host.observing",
+    "stats": "host.observing",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -15,8 +15,6 @@ The life of a shard here, with the stock class:
 
 from __future__ import annotations
 
-import bisect
-import itertools
 import logging
 import os
 import threading
@@ -26,15 +24,24 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from torch.utils.data import get_worker_info
+
 from lance_stream.errors import ShardCorruptError, ShardUnavailableError
+from lance_stream.host.settling import adopt_endpoint
+from lance_stream.planning.checksum import DEFAULT_HASH
+from lance_stream.planning.fingerprint import content_fingerprint
 from lance_stream.planning.index import ShardIndex
+from lance_stream.processes import is_alive, this_process
+from lance_stream.service.arguments import search_path
 from lance_stream.service.client import ShardClient, client_for
 from lance_stream.service.messages import Options, Register
 from lance_stream.service.runtime import Endpoint
-from lance_stream.shards.arrow_file import ShardFile, ShardHeader
+from lance_stream.shards.header import ShardHeader
 from lance_stream.shards.ledger import Ledger
 from lance_stream.shards.paths import shard_name
-from lance_stream.shards.samples import sample_decoder
+from lance_stream.shards.shard_file import OpenShard, open_shard, overhead_row_bytes
+from lance_stream.telemetry.board import Board, take_over
+from lance_stream.telemetry.stats import WAITED_NS, WORKER_NAMES
 
 __all__ = ["CacheAddress", "StreamCache"]
 
@@ -59,36 +66,30 @@ class CacheAddress:
         directory: str,
         index_path: str,
         ledger_path: str,
+        stats_directory: str,
         endpoint: Endpoint,
         options: Options,
         timeout_s: float,
         attempts: int,
         zero_copy: bool,
+        cache_format: str,
+        algorithm: str | None,
+        shared_cache: tuple[str, ...],
     ) -> None:
         """Take the parts; ``stream`` is the key that messages use."""
         self.stream = stream
         self.directory = directory
         self.index_path = index_path
         self.ledger_path = ledger_path
+        self.stats_directory = stats_directory
         self.endpoint = endpoint
         self.options = options
         self.timeout_s = timeout_s
         self.attempts = attempts
         self.zero_copy = zero_copy
-
-
-def _samples(file: ShardFile, *, zero_copy: bool) -> Callable[[int], dict[str, Any]]:
-    """What gives the sample of a row of a mapped shard file."""
-    parts = [sample_decoder(batch, zero_copy=zero_copy) for batch in file.batches]
-    if len(parts) == 1:
-        return parts[0]
-    stops = list(itertools.accumulate(batch.num_rows for batch in file.batches))
-
-    def sample(row: int) -> dict[str, Any]:
-        part = bisect.bisect_right(stops, row)
-        return parts[part](row - (stops[part - 1] if part else 0))
-
-    return sample
+        self.cache_format = cache_format
+        self.algorithm = algorithm
+        self.shared_cache = shared_cache
 
 
 class StreamCache:
@@ -105,6 +106,8 @@ class StreamCache:
         # The host asks for the largest size of a shard exactly when it has a cache limit.
         self.limited = False
         self.views: dict[int, Callable[[int], dict[str, Any]]] = {}
+        # The files behind them, for reading whole columns.
+        self.files: dict[int, OpenShard] = {}
         self._lock = threading.Lock()
         self.arrivals: deque[int] = deque()
         # What readers told the host of shards that are there: asked for at every sample.
@@ -113,8 +116,10 @@ class StreamCache:
         self._verified: dict[int, tuple[int, ...]] = {}
         self._index = index
         self._fingerprint: str | None = None
+        self._overhead: int | None = None
         self._ledger: Ledger | None = None
         self._client: ShardClient | None = None
+        self.board: Board | None = None
         self._evictions_seen = 0
         self._correct_after = 0.0
         _ALL.add(self)
@@ -124,6 +129,7 @@ class StreamCache:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["address"])  # type: ignore[misc]
+        adopt_endpoint(self.address.endpoint)
         self.limited = state["limited"]
 
     @property
@@ -135,10 +141,19 @@ class StreamCache:
 
     @property
     def fingerprint(self) -> str:
-        """The index's fingerprint."""
+        """Names what is cached; part of the name of each file."""
         if self._fingerprint is None:
-            self._fingerprint = self.index.fingerprint
+            address = self.address
+            self._fingerprint = content_fingerprint(
+                self.index.fingerprint, address.cache_format, address.algorithm
+            )
         return self._fingerprint
+
+    @property
+    def _overhead_row_bytes(self) -> int:
+        if self._overhead is None:
+            self._overhead = overhead_row_bytes(self.address.cache_format, self.index.schema)
+        return self._overhead
 
     @property
     def ledger(self) -> Ledger:
@@ -171,15 +186,36 @@ class StreamCache:
                 options=address.options,
                 timeout_s=address.timeout_s,
                 attempts=address.attempts,
+                cache_format=address.cache_format,
+                algorithm=address.algorithm,
+                stats_directory=address.stats_directory,
+                shared_cache=address.shared_cache,
+                search_path=() if index.selection.transform is None else search_path(),
             )
             client.add_stream(register, self.arrivals.append)
             weakref.finalize(self, _leave, client, address.stream, os.getpid())
             self._client = client
         return self._client
 
+    def begin_board(self) -> Board:
+        """The board of this process, where it counts what it reads; begun on first use."""
+        if self.board is None:
+            worker = get_worker_info()
+            labels = {
+                "role": "worker",
+                "pid": os.getpid(),
+                "rank": int(os.environ.get("RANK", "0") or 0),
+                "worker": -1 if worker is None else worker.id,
+            }
+            directory = self.address.stats_directory
+            role = f"rank{labels['rank']}worker{labels['worker'] + 1}"
+            name = take_over(directory, role, this_process(), is_alive)
+            self.board = Board(directory, name, labels, WORKER_NAMES)
+        return self.board
+
     def name(self, shard: int) -> str:
         """File name of a shard."""
-        return shard_name(self.fingerprint, shard)
+        return shard_name(self.fingerprint, shard, self.address.cache_format)
 
     def path(self, shard: int) -> str:
         """Path of a shard's file."""
@@ -188,13 +224,14 @@ class StreamCache:
     def estimated_bytes(self, shard: int) -> int:
         """Bytes to expect of a shard's file; errs high."""
         index = self.index
-        return index.row_size.shard_bytes(len(index.shard_rows(shard)))
+        rows = len(index.shard_rows(shard))
+        return index.row_size.shard_bytes(rows) + rows * self._overhead_row_bytes
 
     def subject(self, shard: int) -> str:
         """The shard in words."""
         index = self.index
-        rows = index.shard_rows(shard)
-        return f"shard {shard} (rows {rows}) of {index.uri} version {index.version}"
+        rows = index.describe_rows(shard)
+        return f"shard {shard} ({rows}) of {index.uri} version {index.version}"
 
     def prepare(self, shard: int) -> int:
         """Ask for a shard, or correct its charge if it is there; never waits for it.
@@ -277,24 +314,36 @@ class StreamCache:
                 corrects its charge.
         """
         releases = self.ledger.releases(shard)
-        sample, size = self._map(shard)
+        file = self._map(shard)
+        sample = file.samples(zero_copy=self.address.zero_copy)
         with self._lock:
             while len(self.views) >= _MAX_MAPPED:
                 self._unmap(next(iter(self.views)))
             self.views[shard] = sample
+            self.files[shard] = file
             self._releases[shard] = releases
-        if self.ledger.charged(shard) != size:
+        if self.ledger.charged(shard) != file.num_bytes:
             msg = f"the charge of shard {shard} must be corrected"
             raise FileNotFoundError(msg)
         return sample
 
-    def _map(self, shard: int) -> tuple[Callable[[int], dict[str, Any]], int]:
-        expected = ShardHeader(self.fingerprint, shard, len(self.index.shard_rows(shard)))
+    def is_present(self, shard: int) -> bool:
+        """Whether a shard can be read without waiting."""
+        return shard in self.views or os.path.exists(self.path(shard))
+
+    def _map(self, shard: int) -> OpenShard:
+        address, rows = self.address, len(self.index.shard_rows(shard))
+        algorithm = address.algorithm or DEFAULT_HASH
+        expected = ShardHeader(self.fingerprint, shard, rows, algorithm)
         path, corrupt, evicted = self.path(shard), 0, 0
         while True:
             try:
-                file = ShardFile(
-                    path, expected, self.index.schema, verified=self._verified.get(shard)
+                file = open_shard(
+                    address.cache_format,
+                    path,
+                    expected,
+                    self.index.schema,
+                    verified=self._verified.get(shard),
                 )
             except FileNotFoundError:
                 pass
@@ -313,7 +362,7 @@ class StreamCache:
                 _unlink(path)
             else:
                 self._verified[shard] = file.inode
-                return _samples(file, zero_copy=self.address.zero_copy), file.num_bytes
+                return file
             evicted += 1
             if evicted > _MAX_EVICTED:
                 msg = (
@@ -325,6 +374,7 @@ class StreamCache:
 
     def _wait(self, shard: int) -> None:
         """Wait for the file; failures of the source become the shard's."""
+        numbers, started = self.begin_board().numbers, time.monotonic_ns()
         try:
             self.client.wait(self.address.stream, shard, self.subject(shard))
         except ShardUnavailableError:
@@ -336,6 +386,8 @@ class StreamCache:
                 else (f"{self.subject(shard)}: {error}")
             )
             raise ShardUnavailableError(msg) from error
+        finally:
+            numbers[WAITED_NS] += time.monotonic_ns() - started
 
     def _correct_arrivals(self) -> int:
         change = 0
@@ -347,11 +399,12 @@ class StreamCache:
 
     def _unmap(self, shard: int) -> None:
         """Forget a mapping; the caller holds the lock."""
-        del self.views[shard], self._releases[shard]
+        del self.views[shard], self.files[shard], self._releases[shard]
 
     def close(self) -> None:
         """Give up the stream in this process."""
         self.views.clear()
+        self.files.clear()
         if self._client is not None:
             self._client.remove_stream(self.address.stream)
             self._client = None
@@ -361,6 +414,7 @@ class StreamCache:
         self._lock = threading.Lock()
         self._client = None
         self._ledger = None
+        self.board = None
 
 
 # Every cache of this process, to be told of a fork.

@@ -11,6 +11,7 @@ from streaming.base.format import FileInfo, Reader
 from lance_stream.errors import LanceStreamError
 from lance_stream.host.cache import StreamCache
 from lance_stream.host.watch import watch_caller
+from lance_stream.telemetry.stats import ROWS
 
 __all__ = ["LanceReader"]
 
@@ -151,6 +152,8 @@ class LanceReader(Reader):
         sample = cache.views.get(shard)
         if sample is None:
             sample = cache.open(shard)
+        board = cache.board or cache.begin_board()
+        board.numbers[ROWS] += 1
         return sample(idx)
 
     def decode_sample(self, data: bytes) -> dict[str, Any]:

@@ -2,57 +2,38 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import secrets
 import sys
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 from streaming.base.format import Reader
-from streaming.base.hashing import is_hash
 from streaming.base.stream import Stream
 from streaming.base.world import World
 
-from lance_stream.errors import PlanError
-from lance_stream.host.arguments import (
-    check_columns,
-    check_options,
-    check_outside,
-    check_shard_rows,
-    check_version,
-)
+from lance_stream.errors import PlanError, VersionNotFoundError
 from lance_stream.host.cache import CacheAddress, StreamCache
-from lance_stream.host.directory import (
-    DirectoryClaim,
-    claim_default_directory,
-    claim_directory,
-    join_directory,
-)
 from lance_stream.host.ranks import Ranks
 from lance_stream.host.reader import LanceReader
+from lance_stream.host.settling import job_endpoint, join, settle
 from lance_stream.host.watch import watch_caller
-from lance_stream.planning.fingerprint import digest
+from lance_stream.planning.fingerprint import content_fingerprint
 from lance_stream.planning.index import ShardIndex
-from lance_stream.planning.sizing import parse_bytes
 from lance_stream.processes import is_alive, this_process
-from lance_stream.service.client import Lease, plan
-from lance_stream.service.messages import Plan
-from lance_stream.service.runtime import Endpoint, new_endpoint
-from lance_stream.shards.ledger import create_ledger
-from lance_stream.shards.paths import (
-    index_name,
-    is_shard_name,
-    new_temporary_name,
-    shard_name,
-    sweep_temporary_files,
-)
-from lance_stream.source.location import absolute_uri, is_object_store, redact
+from lance_stream.service.arguments import check_hash, check_outside
+from lance_stream.service.client import PinnedVersion, plan
+from lance_stream.service.messages import Pin
+from lance_stream.service.wanted import Wanted, load_index
+from lance_stream.shards.paths import is_shard_name, sweep_temporary_files
+from lance_stream.source.location import is_object_store, redact
+from lance_stream.tiers.tier_url import checked_urls
 
 __all__ = ["LanceStream"]
 
@@ -81,13 +62,41 @@ class LanceStream(Stream):
             rank 0 when the dataset is built.
         columns: Column names in the wanted order, or ``{name: SQL expression}``. Only these are
             read. Default: all.
+        filter: SQL predicate; the rows that match are streamed, in table order. Its columns need
+            not be in ``columns``. Scalar indices of the table are used.
+        limit: The first so many rows of the selection.
+        subset: ``(lo, hi)`` within [0, 1]: the rows whose place by hash lies in [lo, hi).
+            Subsets that meet share no row and leave none out: train and validation from one
+            table.
+        subset_key: Column that is hashed for ``subset``: rows with equal values stay together,
+            and a row stays where it is when others are appended or it is moved. Default: the
+            row's address, which an update or a compaction changes.
+        pin: Hold the version with a tag while training, so that a cleanup of old versions cannot
+            remove it. Where tags cannot be written, a warning says so.
+        index: A ``ShardIndex``, or path or URL of one (``build_index``, ``lance-stream index``):
+            nothing is planned. One of another table, version or selection is refused.
         shard_rows: Rows per shard. Default: by ``shard_bytes``.
         shard_bytes: Bytes of decoded rows per shard to aim at: an int, or text such as
             ``"32mb"`` (powers of 1024). The size of rows is sampled.
+        layout: ``"contiguous"``: a shard is consecutive rows. ``"scattered"``: it is made of runs
+            of rows from all over the selection, so that a sorted table shuffles well, at the
+            price of more requests.
+        run_rows: Rows of a run, in the scattered layout.
+        layout_seed: Which scattered layout.
         storage_options: Options and credentials of the store, as for ``lance.dataset``; or
             ``"package.module:function"``, which is called in the download process and returns
             ``(options, expiry as unix seconds or None)``.
+        cache_format: Format of the shard files: ``"arrow"``, or ``"mds"``, which the stock
+            ``MDSReader`` reads as well. MDS has no nulls, no nesting and no temporal types: such
+            columns are refused, and columns that may hold nulls are read once to see whether
+            they do.
+        shared_cache: URL of a cache that nodes share, or a list of them from fast to slow:
+            ``redis://``, ``rediss://``, ``memcached://``, a path, or any URL of fsspec. A shard is
+            looked for there before Lance is asked, and put there after.
         with_row_id: Add ``_rowid`` to each sample, to find it again in the table.
+        transform: ``"package.module:function"`` from one ``pyarrow.RecordBatch`` to another of as
+            many rows, called once per shard in the download process; its result is cached.
+        transform_version: Part of what names the cache: change it when the function changes.
         zero_copy: Arrays are read-only views of the cached file instead of copies. An array that
             is kept keeps its file's disk space.
         proportion: As in ``streaming.Stream``.
@@ -95,8 +104,9 @@ class LanceStream(Stream):
         choose: As in ``streaming.Stream``.
         download_retry: Attempts after the first one, per shard. Default: the dataset's (2).
         download_timeout: Seconds that one attempt may take. Default: the dataset's (60).
-        validate_hash: A hash name of the host. Content is checked by a checksum of our own
-            whenever a file is opened, with or without it.
+        validate_hash: Name of a hash, as for the host: cached files carry this hash of their
+            content, checked when a process first opens one. Default: XXH3-128. A file that does
+            not match is dropped and fetched again.
         keep_zip: Accepted; shard files are not compressed.
 
     Attributes:
@@ -116,10 +126,23 @@ class LanceStream(Stream):
         split: str | None = None,
         version: int | str | None = None,
         columns: Sequence[str] | Mapping[str, str] | None = None,
+        filter: str | None = None,  # noqa: A002 - the public name
+        limit: int | None = None,
+        subset: Sequence[float] | None = None,
+        subset_key: str | None = None,
+        index: str | os.PathLike[str] | ShardIndex | None = None,
         shard_rows: int | None = None,
         shard_bytes: int | str = "32mb",
-        storage_options: Mapping[str, str] | str | None = None,
+        layout: str = "contiguous",
+        run_rows: int = 64,
+        layout_seed: int = 0,
+        cache_format: str = "arrow",
         with_row_id: bool = False,
+        pin: bool = False,
+        storage_options: Mapping[str, str] | str | None = None,
+        shared_cache: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
+        transform: str | None = None,
+        transform_version: str | int | None = None,
         zero_copy: bool = False,
         proportion: float | None = None,
         repeat: float | None = None,
@@ -131,12 +154,31 @@ class LanceStream(Stream):
     ) -> None:
         if remote is None:
             raise PlanError("remote must be the uri of a Lance table")
-        uri = absolute_uri(remote)
+        wanted = Wanted.of(
+            remote,
+            split=split,
+            version=version,
+            columns=columns,
+            filter=filter,
+            limit=limit,
+            subset=subset,
+            subset_key=subset_key,
+            shard_rows=shard_rows,
+            shard_bytes=shard_bytes,
+            layout=layout,
+            run_rows=run_rows,
+            layout_seed=layout_seed,
+            cache_format=cache_format,
+            with_row_id=with_row_id,
+            transform=transform,
+            transform_version=transform_version,
+            storage_options=storage_options,
+        )
+        uri = wanted.uri
         path = None if local is None else os.path.abspath(os.path.expanduser(os.fspath(local)))
         if path is not None and not is_object_store(uri):
             check_outside(path, uri, split)
-        if validate_hash is not None and not is_hash(validate_hash):
-            raise PlanError(f"validate_hash={validate_hash!r} is not a hash of mosaicml-streaming")
+        check_hash(validate_hash)
         # The base class refuses schemes that it has no downloader for, and makes a directory in
         # the temporary folder if it gets no ``local``: neither is for us.
         super().__init__(
@@ -155,14 +197,11 @@ class LanceStream(Stream):
         self.remote = uri
         self._given_local = path
         self.safe_keep_zip = bool(keep_zip)
-        self._version = check_version(version)
-        self._columns = check_columns(columns)
-        self._shard_rows = check_shard_rows(shard_rows)
-        self._shard_bytes = parse_bytes(shard_bytes, "shard_bytes")
-        self._options = check_options(storage_options, uri)
-        self._with_row_id = bool(with_row_id)
-        if with_row_id and any(name == "_rowid" for name, _ in self._columns or ()):
-            raise PlanError("columns names '_rowid', which with_row_id=True adds: leave one out")
+        self._wanted = wanted
+        self._given_index = _absolute(index)
+        self._pin = bool(pin)
+        self._shared_cache = () if shared_cache is None else checked_urls(shared_cache)
+        self._pinned: PinnedVersion | None = None
         self._zero_copy = bool(zero_copy)
         self._complained = False
         self._cache: StreamCache | None = None
@@ -173,7 +212,7 @@ class LanceStream(Stream):
         if self.split:
             parts.append(f"split={self.split!r}")
         if self._cache is None:
-            parts.append(f"version={self._version!r}")
+            parts.append(f"version={self._wanted.version!r}")
         else:
             index = self._cache.index
             parts.append(f"version={index.version}")
@@ -183,12 +222,21 @@ class LanceStream(Stream):
     def __getstate__(self) -> dict[str, Any]:
         # The right to the directory and the hold on the process stay with the process that has
         # them.
-        return {**self.__dict__, "_finalizer": None}
+        state = {**self.__dict__, "_finalizer": None, "_pinned": None}
+        if self._cache is not None:
+            # It lies in the cache directory, and may be large.
+            state["_given_index"] = None
+        return state
 
     @property
     def cache(self) -> StreamCache | None:
         """The stream's shards in the local cache; None before a dataset was built."""
         return self._cache
+
+    @property
+    def stats_directory(self) -> str:
+        """Where the processes of this node keep what ``lance_stream.stats`` reads."""
+        return self._built().address.stats_directory
 
     @property
     def download_process_pid(self) -> int | None:
@@ -219,6 +267,11 @@ class LanceStream(Stream):
         """Names what is cached, in hex, once a dataset was built on the stream."""
         return self._built().fingerprint
 
+    def default_version(self, version: int) -> None:
+        """Take a version where none was given, before a dataset is built on the stream."""
+        if self._wanted.version is None and self._given_index is None:
+            self._wanted = replace(self._wanted, version=version)
+
     def apply_default(self, default: dict[str, Any]) -> None:
         """Take the dataset's defaults for what was not given."""
         # Weights that the host derived for an earlier dataset are not given ones.
@@ -227,6 +280,7 @@ class LanceStream(Stream):
                 delattr(self, weight)
         super().apply_default(default)
         self.safe_keep_zip = bool(self.keep_zip)
+        check_hash(self.validate_hash)
         if self._given_local is None and default.get("local"):
             self._given_local = os.path.abspath(default["local"])
             check_outside(self._given_local, self.uri, self.split)
@@ -255,18 +309,34 @@ class LanceStream(Stream):
         def resolve() -> dict[str, Any] | None:
             if ranks.rank:
                 return None
-            lead["index"] = self._plan(self._version)
-            return {"version": lead["index"].version, "fingerprint": lead["index"].fingerprint}
+            lead["index"] = self._make_index(self._wanted)
+            self._hold_version(lead["index"])
+            index = lead["index"]
+            # A branch has a uri and versions of its own.
+            at = {"uri": index.uri, "version": index.version}
+            return {"at": at, "fingerprint": index.fingerprint}
 
         agreed = ranks.each(resolve)[0] or {}
 
-        def settle() -> dict[str, Any] | None:
+        def settle_here() -> dict[str, Any] | None:
             if not ranks.is_local_leader:
                 return None
-            index = lead.get("index") or self._plan(agreed["version"])
-            return self._settle(index, agreed["fingerprint"], shared=ranks.ranks_per_node > 1)
+            index = lead.get("index") or self._make_index(self._wanted.at(**agreed["at"]))
+            if index.fingerprint != agreed["fingerprint"]:
+                msg = (
+                    f"{redact(index.uri)} version {index.version} is not the same table on this "
+                    "node as on rank 0, or its filter gives other rows each time"
+                )
+                raise PlanError(msg)
+            local = self._given_local and os.path.join(self._given_local, self.split)
+            content = content_fingerprint(
+                index.fingerprint, self._wanted.cache_format, self.validate_hash or None
+            )
+            settled, hold = settle(index, content, local, shared=ranks.ranks_per_node > 1)
+            self._finalizer = weakref.finalize(self, hold.let_go)
+            return settled
 
-        settled = ranks.each(settle)[ranks.local_leader] or {}
+        settled = ranks.each(settle_here)[ranks.local_leader] or {}
         self._attach(settled, leads=ranks.is_local_leader)
         cache = self._built()
         rows = np.diff(cache.index.shard_stops, prepend=0).tolist()
@@ -303,13 +373,13 @@ class LanceStream(Stream):
         directory, ledger = cache.address.directory, cache.ledger
         for name in sweep_temporary_files(directory, is_alive):
             logger.info("removed %s, left behind by a process that is gone", name)
-        ours = shard_name(cache.fingerprint, 0).split(".")[0]
+        ours = cache.name(0).split(".")[::2]
         with os.scandir(directory) as entries:
             for entry in entries:
                 if not is_shard_name(entry.name):
                     continue
-                fingerprint, number, _ = entry.name.split(".")
-                if fingerprint == ours and int(number) < len(shards):
+                fingerprint, number, suffix = entry.name.split(".")
+                if [fingerprint, suffix] == ours and int(number) < len(shards):
                     size = entry.stat().st_size
                     cache_usage_per_shard[int(number)] = size
                     ledger.charge(int(number), size)
@@ -330,92 +400,73 @@ class LanceStream(Stream):
 
     def _arguments(self) -> dict[str, Any]:
         """What all ranks must have been given alike; no secrets."""
-        return {
-            "remote": self.uri,
-            "split": self.split,
-            "version": self._version,
-            "columns": None if self._columns is None else [list(pair) for pair in self._columns],
-            "with_row_id": self._with_row_id,
-            "shard_rows": self._shard_rows,
-            "shard_bytes": self._shard_bytes,
-        }
+        return {**self._wanted.as_json(), "validate_hash": self.validate_hash}
 
-    def _plan(self, version: int | str | None) -> ShardIndex:
-        request = Plan(
-            uri=self.uri,
-            split=self.split or None,
-            version=version,
-            columns=self._columns,
-            with_row_id=self._with_row_id,
-            shard_rows=self._shard_rows,
-            shard_bytes=self._shard_bytes,
-            options=self._options,
-            timeout_s=float(getattr(self, "download_timeout", None) or _DEFAULT_TIMEOUT_S),
+    def _make_index(self, wanted: Wanted) -> ShardIndex:
+        """Have the table planned, or take the index that was given if it is of the table."""
+        index, name = None, ""
+        if self._given_index is not None:
+            index, name = load_index(self._given_index)
+            wanted.check_index(index, name)
+            wanted = wanted.like(index)
+        request = wanted.request(
+            timeout_s=self._timeout_s(),
             attempts=self._attempts(),
+            identity=None if index is None else index.identity,
         )
-        return plan(_endpoint(), request)
+        request = msgspec.structs.replace(request, shared_cache=self._shared_cache)
+        try:
+            made = plan(job_endpoint(), request) or index
+        except VersionNotFoundError as error:
+            if index is None:
+                raise
+            msg = f"{name} is of version {index.version} of {redact(index.uri)}: {error}"
+            raise VersionNotFoundError(msg) from error
+        if made is None:
+            raise PlanError(f"{self!r}: no index was made")
+        return made
+
+    def _hold_version(self, index: ShardIndex) -> None:
+        """On rank 0: pin the version that was agreed on."""
+        if not self._pin:
+            return
+        pid, started = this_process()
+        request = Pin(
+            uri=index.uri,
+            version=index.version,
+            options=self._wanted.options,
+            timeout_s=self._timeout_s(),
+            pid=pid,
+            started=started,
+        )
+        self._pinned = PinnedVersion(job_endpoint(), request)
+        weakref.finalize(self, self._pinned.close)
+
+    def _timeout_s(self) -> float:
+        return float(getattr(self, "download_timeout", None) or _DEFAULT_TIMEOUT_S)
 
     def _attempts(self) -> int:
         retry = getattr(self, "download_retry", None)
         return 1 + (_DEFAULT_RETRY if retry is None else int(retry))
 
-    def _settle(self, index: ShardIndex, fingerprint: str, *, shared: bool) -> dict[str, Any]:
-        """On the first rank of a node: claim the directory, lay down index and ledger."""
-        if index.fingerprint != fingerprint:
-            msg = (
-                f"{index.uri} version {index.version} is not the same table on this node as on "
-                "rank 0"
-            )
-            raise PlanError(msg)
-        if self._given_local is None:
-            claim = claim_default_directory(fingerprint)
-        else:
-            claim = claim_directory(os.path.join(self._given_local, self.split))
-        try:
-            directory, token = claim.path, secrets.token_hex(6)
-            _sweep_ledgers(directory)
-            path = os.path.join(directory, index_name(fingerprint))
-            if not os.path.exists(path):
-                temporary = new_temporary_name(index_name(fingerprint), *this_process())
-                temporary = os.path.join(directory, temporary)
-                with open(temporary, "wb") as file:
-                    file.write(index.to_bytes())
-                os.rename(temporary, path)
-            pid, started = this_process()
-            ledger = os.path.join(directory, f".ledger-{pid}-{started}-{token}")
-            create_ledger(ledger, index.num_shards)
-            lease = Lease(_endpoint())
-        except OSError as error:
-            claim.close()
-            msg = f"cannot use {claim.path} as a cache directory: {error}"
-            raise PlanError(msg) from error
-        # Other ranks may go on after this one: then the next claim of the directory sweeps it.
-        own = None if shared else ledger
-        self._finalizer = weakref.finalize(self, _let_go, claim, lease, own, os.getpid())
-        return {
-            "stream": digest({"ledger": ledger}, 24),
-            "directory": directory,
-            "index": path,
-            "ledger": ledger,
-            "endpoint": _endpoint().directory,
-        }
-
     def _attach(self, settled: dict[str, Any], *, leads: bool) -> None:
         """Use what the first rank of the node settled."""
         if not leads:
-            _join_endpoint(settled["endpoint"])
-            claim, lease = join_directory(settled["directory"]), Lease(_endpoint())
-            self._finalizer = weakref.finalize(self, _let_go, claim, lease, None, os.getpid())
+            self._finalizer = weakref.finalize(self, join(settled).let_go)
         address = CacheAddress(
             stream=settled["stream"],
             directory=settled["directory"],
             index_path=settled["index"],
             ledger_path=settled["ledger"],
-            endpoint=_endpoint(),
-            options=self._options,
-            timeout_s=float(getattr(self, "download_timeout", None) or _DEFAULT_TIMEOUT_S),
+            stats_directory=settled["stats"],
+            endpoint=job_endpoint(),
+            options=self._wanted.options,
+            timeout_s=self._timeout_s(),
             attempts=self._attempts(),
             zero_copy=self._zero_copy,
+            cache_format=self._wanted.cache_format,
+            algorithm=self.validate_hash or None,
+            shared_cache=self._shared_cache,
         )
         self._cache = StreamCache(address)
         # The host would refuse a directory that a killed job has used, by shared memory which
@@ -438,6 +489,19 @@ class LanceStream(Stream):
         if self._finalizer is not None:
             self._finalizer()
             self._finalizer = None
+        if self._pinned is not None:
+            self._pinned.close()
+            self._pinned = None
+
+
+def _absolute(
+    index: str | os.PathLike[str] | ShardIndex | None,
+) -> str | ShardIndex | None:
+    """An index as given; a path stays right wherever the process goes."""
+    if index is None or isinstance(index, ShardIndex):
+        return index
+    text = os.fspath(index)
+    return text if "://" in text else os.path.abspath(os.path.expanduser(text))
 
 
 def _spare_only_copies(dataset: object) -> None:
@@ -459,40 +523,3 @@ def _spare_only_copies(dataset: object) -> None:
                 "copy to fetch them from again: give that stream a remote=, or no cache_limit"
             )
             raise PlanError(msg)
-
-
-def _let_go(claim: DirectoryClaim, lease: Lease, ledger: str | None, pid: int) -> None:
-    """When the stream is gone from a process that had a part in its directory."""
-    if os.getpid() != pid:
-        return
-    lease.close()
-    if ledger is not None:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(ledger)
-    claim.close()
-
-
-def _sweep_ledgers(directory: str) -> None:
-    """Remove ledgers of jobs that were killed; the directory is claimed, so none is alive."""
-    for name in os.listdir(directory):
-        if name.startswith(".ledger-"):
-            parts = name.split("-")
-            if len(parts) != 4 or not is_alive(int(parts[1]), int(parts[2])):
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(os.path.join(directory, name))
-
-
-class _Process:
-    """The endpoint that this process and its children use for all streams."""
-
-    endpoint: Endpoint | None = None
-
-
-def _endpoint() -> Endpoint:
-    if _Process.endpoint is None:
-        _Process.endpoint = new_endpoint()
-    return _Process.endpoint
-
-
-def _join_endpoint(directory: str) -> None:
-    _Process.endpoint = Endpoint(directory)

@@ -13,6 +13,7 @@ mosaicml-streaming 0.13, whose range is pinned.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import threading
@@ -25,7 +26,7 @@ from streaming.base.dataset import _IterState, _ShardState
 
 from lance_stream.host.cache import StreamCache
 
-__all__ = ["watch_caller"]
+__all__ = ["watch", "watch_caller"]
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +36,12 @@ _UNMAP_EVERY_S = 0.02
 # Our own part of preparing takes well under a millisecond, the host's two file locks little more.
 _ABANDONED_AFTER_S = 3.0
 
+# How long the end of the interpreter waits for a thread that looks.
+_END_S = 5.0
+
 _WATCHED: weakref.WeakSet[StreamingDataset] = weakref.WeakSet()
+_THREADS: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+_ENDING = threading.Event()
 
 
 def watch_caller(frame: FrameType | None) -> None:
@@ -45,10 +51,18 @@ def watch_caller(frame: FrameType | None) -> None:
         frame: The frame that called the stream or a reader.
     """
     dataset = frame.f_locals.get("self") if frame else None
-    if isinstance(dataset, StreamingDataset) and dataset not in _WATCHED:
+    if isinstance(dataset, StreamingDataset):
+        watch(dataset)
+
+
+def watch(dataset: StreamingDataset) -> None:
+    """Begin to watch a dataset; once per process."""
+    if dataset not in _WATCHED:
         _WATCHED.add(dataset)
-        watch = _Watch(weakref.ref(dataset))
-        threading.Thread(target=watch.run, name="lance_stream watch", daemon=True).start()
+        look = _Watch(weakref.ref(dataset))
+        thread = threading.Thread(target=look.run, name="lance_stream watch", daemon=True)
+        _THREADS.add(thread)
+        thread.start()
 
 
 class _Watch:
@@ -58,28 +72,37 @@ class _Watch:
         self._dataset = dataset
         self._seen: tuple[int, int, int] | None = None
         self._since = 0.0
+        self._next_look = 0.0
 
     def run(self) -> None:
-        pause_s, next_look = _LOOK_EVERY_S, 0.0
-        while True:
-            time.sleep(pause_s)
-            dataset = self._dataset()
-            if dataset is None:
-                return
-            try:
-                if time.monotonic() >= next_look:
-                    self._look(dataset)
-                    next_look = time.monotonic() + _LOOK_EVERY_S * 0.9
-                caches = [getattr(stream, "cache", None) for stream in dataset.streams]
-                limited = [c for c in caches if isinstance(c, StreamCache) and c.limited]
-                # A worker that waits must not hold the disk space of what others evict.
-                for cache in limited:
-                    cache.drop_evicted()
-                pause_s = _UNMAP_EVERY_S if limited else _LOOK_EVERY_S
-            except Exception:
-                logger.exception("stopped watching %r", dataset)
-                return
-            del dataset
+        pause_s: float | None = _LOOK_EVERY_S
+        while pause_s is not None and not _ENDING.wait(pause_s):
+            pause_s = self._turn()
+
+    def _turn(self) -> float | None:
+        """Look once; seconds until the next time, None if there is nothing to watch any more.
+
+        Nothing of the dataset is held between two turns: it would live on by it.
+        """
+        dataset = self._dataset()
+        if dataset is None:
+            return None
+        try:
+            if time.monotonic() >= self._next_look:
+                self._look(dataset)
+                self._next_look = time.monotonic() + _LOOK_EVERY_S * 0.9
+            note_progress = getattr(dataset, "note_progress", None)
+            if note_progress is not None:
+                note_progress()
+            caches = [getattr(stream, "cache", None) for stream in dataset.streams]
+            limited = [c for c in caches if isinstance(c, StreamCache) and c.limited]
+            # A worker that waits must not hold the disk space of what others evict.
+            for cache in limited:
+                cache.drop_evicted()
+        except Exception:
+            logger.exception("stopped watching %r", dataset)
+            return None
+        return _UNMAP_EVERY_S if limited else _LOOK_EVERY_S
 
     def _look(self, dataset: StreamingDataset) -> None:
         waited_for = _waited_for(dataset)
@@ -118,6 +141,19 @@ def _waited_for(dataset: StreamingDataset) -> tuple[int, int, int] | None:
 
 def _after_fork_in_child() -> None:
     _WATCHED.clear()
+    _THREADS.clear()
+
+
+def _end() -> None:
+    """Before the interpreter ends, let the threads end.
+
+    One that drops the last reference to a dataset meanwhile, and with it mapped files, would be
+    stopped by Python 3.11 inside a destructor of Arrow, which ends the process with SIGABRT.
+    """
+    _ENDING.set()
+    for thread in list(_THREADS):
+        thread.join(_END_S)
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
+atexit.register(_end)

@@ -29,7 +29,7 @@ def test_two_nodes(tmp_path: Path, version: int | None) -> None:
     """A commit between the plans of the nodes: one version, a process and a cache for each."""
     uri, planned, committed = str(tmp_path / "t.lance"), tmp_path / "planned", tmp_path / "done"
     write_table(uri, 103, 25)
-    plan = LanceStream._plan
+    plan = LanceStream._make_index
 
     def at_a_bad_moment(self: LanceStream, wanted: int | str | None) -> ShardIndex:
         if os.environ["RANK"] == "1":
@@ -39,7 +39,7 @@ def test_two_nodes(tmp_path: Path, version: int | None) -> None:
         return plan(self, wanted)
 
     def run(rank: int) -> dict[str, Any]:
-        LanceStream._plan = at_a_bad_moment  # type: ignore[method-assign]
+        LanceStream._make_index = at_a_bad_moment  # type: ignore[method-assign]
         data = dataset(uri, shard_rows=10, version=version, host={"shuffle": True})
         stream = data.streams[0]
         return {

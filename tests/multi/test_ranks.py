@@ -157,14 +157,14 @@ def test_one_version_for_all(tmp_path: Path, when: str) -> None:
 
 def _after_planning(act: Any) -> None:
     """Do something in this process whenever it has just planned a table."""
-    plan = LanceStream._plan
+    plan = LanceStream._make_index
 
     def then_act(self: LanceStream, version: int | str | None) -> ShardIndex:
         index = plan(self, version)
         act()
         return index
 
-    LanceStream._plan = then_act  # type: ignore[method-assign]
+    LanceStream._make_index = then_act  # type: ignore[method-assign]
 
 
 def test_different_arguments(table_100: str, table_5000: str, tmp_path: Path) -> None:
@@ -438,7 +438,7 @@ Path(out, os.environ["RANK"]).write_text(json.dumps(said))
 
 def test_resume_on_more_ranks(tables: Path, tmp_path: Path) -> None:
     """By torchrun: what one rank has left of an epoch, two ranks stream; and the next epoch."""
-    uri = str(tables / "t103.lance")
+    uri = str(tables / "ranks103.lance")
     write_table(uri, 103, 25)
     state, script = tmp_path / "state.json", tmp_path / "resume.py"
     script.write_text(_RESUME)

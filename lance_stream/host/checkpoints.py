@@ -1,0 +1,135 @@
+"""What a checkpoint says of the data, so that it is not gone on with on other data."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lance_stream.errors import StateMismatchError
+from lance_stream.host.stream import LanceStream
+
+__all__ = ["KEY", "check", "describe", "reopen", "reopened"]
+
+KEY = "lance_stream"
+_FORMAT = 1
+_FINGERPRINT_CHARS = 16
+
+
+def describe(streams: Sequence[Any]) -> dict[str, Any]:
+    """Uri, version and rows of each stream, compact, in JSON values.
+
+    Returns:
+        ``{"format", "base", "streams"}``: a list of ``[uri after base, version, fingerprint]``,
+        None for a stream that is no ``LanceStream``.
+    """
+    ours = [stream if isinstance(stream, LanceStream) else None for stream in streams]
+    uris = [stream.index.uri for stream in ours if stream is not None]
+    base = os.path.commonprefix(uris) if len(uris) > 1 else ""  # noqa: RUF071 - of text
+    entries = [
+        None
+        if stream is None
+        else [
+            stream.index.uri[len(base) :],
+            stream.index.version,
+            stream.index.rows_fingerprint[:_FINGERPRINT_CHARS],
+        ]
+        for stream in ours
+    ]
+    return {"format": _FORMAT, "base": base, "streams": entries}
+
+
+def check(streams: Sequence[Any], state: dict[str, Any]) -> None:
+    """Refuse a state of other data.
+
+    Raises:
+        StateMismatchError: Names both sides.
+    """
+    saved = _saved(state)
+    if saved is None:
+        return
+    if len(saved) != len(streams):
+        msg = f"the checkpoint is of {len(saved)} streams, and the dataset has {len(streams)}"
+        raise StateMismatchError(msg)
+    has = _saved({KEY: describe(streams)}) or []
+    for number, (old, new) in enumerate(zip(saved, has, strict=True)):
+        if old == new:
+            continue
+        if old is None or new is None:
+            kinds = ["a LanceStream" if side else "another stream" for side in (old, new)]
+            msg = f"stream {number} was {kinds[0]} when the checkpoint was made, and is {kinds[1]}"
+            raise StateMismatchError(msg)
+        msg = (
+            f"stream {number}: the checkpoint is of {_words(old)}, the dataset streams "
+            f"{_words(new)}. "
+        )
+        if old[:2] == new[:2]:
+            msg += (
+                "The rows of a shard differ: filter, limit, subset, shard_rows, shard_bytes and "
+            )
+            msg += "layout must be those of the checkpoint (its index can be given as index=)"
+        else:
+            msg += f"Open that version with LanceStream({old[0]!r}, version={old[1]}), or give "
+            msg += "the state as resume= to LanceStreamingDataset"
+        raise StateMismatchError(msg)
+
+
+def reopen(streams: Sequence[Any], state: dict[str, Any]) -> None:
+    """Have streams that name no version opened at the saved one.
+
+    Raises:
+        StateMismatchError: The state is of another number of streams.
+    """
+    saved = _saved(state)
+    if saved is None:
+        return
+    if len(saved) != len(streams):
+        msg = f"the checkpoint is of {len(saved)} streams, and {len(streams)} are given"
+        raise StateMismatchError(msg)
+    for stream, entry in zip(streams, saved, strict=True):
+        if isinstance(stream, LanceStream) and entry is not None:
+            stream.default_version(entry[1])
+
+
+def reopened(config: Mapping[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of one ``LanceStream``, at the saved version where they name none.
+
+    Raises:
+        StateMismatchError: The state is of another number of streams.
+    """
+    saved = _saved(state)
+    if saved is None or config.get("version") is not None or config.get("index") is not None:
+        return dict(config)
+    if len(saved) != 1:
+        msg = f"the checkpoint is of {len(saved)} streams, and one is given"
+        raise StateMismatchError(msg)
+    return dict(config) if saved[0] is None else {**config, "version": saved[0][1]}
+
+
+def _saved(state: dict[str, Any]) -> list[tuple[str, int, str] | None] | None:
+    """Uri, version and fingerprint of each stream; None if the state says nothing of them.
+
+    Raises:
+        StateMismatchError: The state was written by a newer lance_stream, or is damaged.
+    """
+    ours = state.get(KEY)
+    if ours is None:
+        return None
+    try:
+        if ours["format"] != _FORMAT:
+            msg = f"the checkpoint has format {ours['format']}, this lance_stream reads {_FORMAT}"
+            raise StateMismatchError(msg)
+        base = ours["base"]
+        return [
+            None if entry is None else (base + entry[0], int(entry[1]), str(entry[2]))
+            for entry in ours["streams"]
+        ]
+    except (KeyError, TypeError, IndexError, ValueError) as error:
+        if isinstance(error, StateMismatchError):
+            raise
+        msg = f"what the checkpoint says of the streams is damaged: {error!r}"
+        raise StateMismatchError(msg) from error
+
+
+def _words(entry: tuple[str, int, str]) -> str:
+    return f"{entry[0]} version {entry[1]} (rows {entry[2]})"

@@ -1,0 +1,209 @@
+"""Whole batches by column, straight from mapped shards.
+
+Samples are gathered for several batches at a time: each shard gives all of its rows of a column
+in one copy, a second one puts them in order, a batch at a time, so that every batch owns its
+memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import default_convert
+
+from lance_stream.host.course import Part
+from lance_stream.shards.samples import column_values
+
+__all__ = ["PackedBatch", "ShardColumns", "gathered", "tensors"]
+
+# Types of values that may be, or hold, arrays.
+_WITH_ARRAYS = frozenset({np.ndarray, list, tuple, dict})
+
+
+class ShardColumns:
+    """The columns of one mapped shard, as arrays where they are regular.
+
+    Attributes:
+        names: Of the columns, in order.
+        arrays: ``(values, valid)`` of each column, with the rows on the first axis and ``valid``
+            None where no row is null; None for a column that is no array.
+        decoders: Row to value, of each column.
+    """
+
+    __slots__ = ("arrays", "decoders", "names")
+
+    def __init__(self, batches: Sequence[pa.RecordBatch]) -> None:
+        """Look at the columns; nothing is copied but bools."""
+        # A shard of more than some ten MB has several batches.
+        parts = [column_values(batch) for batch in batches]
+        self.names = list(batches[0].schema.names)
+        self.arrays: list[tuple[NDArray[Any], NDArray[np.bool_] | None] | None] = []
+        self.decoders: list[Callable[[int], Any]] = []
+        stops = np.cumsum([batch.num_rows for batch in batches])
+        for columns in zip(*parts, strict=True):
+            self.arrays.append(_joined([column.array for column in columns]))
+            decoders = [column.decode for column in columns]
+            self.decoders.append(decoders[0] if len(decoders) == 1 else _split(decoders, stops))
+
+
+def _joined(
+    arrays: list[tuple[NDArray[Any], NDArray[np.bool_] | None] | None],
+) -> tuple[NDArray[Any], NDArray[np.bool_] | None] | None:
+    known = [array for array in arrays if array is not None]
+    if len(known) < len(arrays):
+        return None
+    if len(known) == 1:
+        return known[0]
+    values = np.concatenate([values for values, _ in known])
+    if all(valid is None for _, valid in known):
+        return values, None
+    masks = [np.ones(len(v), bool) if valid is None else valid for v, valid in known]
+    return values, np.concatenate(masks)
+
+
+def _split(decoders: list[Callable[[int], Any]], stops: NDArray[np.int64]) -> Callable[[int], Any]:
+    def decode(row: int) -> Any:
+        part = int(np.searchsorted(stops, row, side="right"))
+        return decoders[part](row - (int(stops[part - 1]) if part else 0))
+
+    return decode
+
+
+def gathered(
+    part: Part, shards: Mapping[int, ShardColumns], batch_size: int
+) -> Iterator[dict[str, Any]]:
+    """Batches of samples.
+
+    Args:
+        part: The samples of some batches.
+        shards: Columns of every shard among them, all alike.
+        batch_size: Samples of a batch; the last one may have fewer.
+
+    Yields:
+        ``{column: ndarray or list}`` in column order: an array, owned, of the column's dtype
+        where every value of the batch is a number, or an array of one shape; else a list of
+        values as in samples.
+    """
+    order = np.argsort(part.shards, kind="stable")
+    back = np.empty(len(order), np.int64)
+    back[order] = np.arange(len(order))
+    runs = _runs(part.shards[order])
+    pieces = [(shards[shard], part.rows[order[start:stop]]) for shard, start, stop in runs]
+    names = pieces[0][0].names
+    columns = [_column(pieces, at) for at in range(len(names))]
+    for start in range(0, len(part), batch_size):
+        rows = back[start : start + batch_size]
+        yield {name: column(rows) for name, column in zip(names, columns, strict=True)}
+
+
+def _runs(shards: NDArray[np.int64]) -> list[tuple[int, int, int]]:
+    """``(shard, start, stop)`` of each run of a sorted array."""
+    starts = np.concatenate([[0], np.flatnonzero(np.diff(shards)) + 1])
+    stops = np.concatenate([starts[1:], [len(shards)]])
+    return list(zip(shards[starts].tolist(), starts.tolist(), stops.tolist(), strict=True))
+
+
+def _column(
+    pieces: list[tuple[ShardColumns, NDArray[np.int64]]], at: int
+) -> Callable[[NDArray[np.int64]], Any]:
+    """Gather one column; gives what takes a batch's rows out of it."""
+    arrays = [columns.arrays[at] for columns, _ in pieces]
+    if any(array is None for array in arrays):
+        return _listed(pieces, at)
+    count = sum(len(rows) for _, rows in pieces)
+    known = [array for array in arrays if array is not None]
+    first = known[0][0]
+    values = np.empty((count, *first.shape[1:]), first.dtype)
+    valid = None
+    if any(mask is not None for _, mask in known):
+        valid = np.ones(count, bool)
+    begin = 0
+    for (source, mask), (_, rows) in zip(known, pieces, strict=True):
+        # Rows are inside: "clip" only spares numpy a copy of the output.
+        np.take(source, rows, axis=0, out=values[begin : begin + len(rows)], mode="clip")
+        if valid is not None and mask is not None:
+            valid[begin : begin + len(rows)] = mask[rows]
+        begin += len(rows)
+    if valid is None:
+        return lambda rows: values.take(rows, axis=0)
+
+    def take(rows: NDArray[np.int64]) -> Any:
+        taken, is_valid = values.take(rows, axis=0), valid[rows]
+        if is_valid.all():
+            return taken
+        plain = list(taken) if taken.ndim > 1 else taken.tolist()
+        return [value if ok else None for value, ok in zip(plain, is_valid.tolist(), strict=True)]
+
+    return take
+
+
+def _listed(
+    pieces: list[tuple[ShardColumns, NDArray[np.int64]]], at: int
+) -> Callable[[NDArray[np.int64]], Any]:
+    values: list[Any] = []
+    for columns, rows in pieces:
+        values += map(columns.decoders[at], rows.tolist())
+
+    def take(rows: NDArray[np.int64]) -> Any:
+        taken = [values[row] for row in rows.tolist()]
+        kinds = {
+            (type(value), getattr(value, "shape", None), getattr(value, "dtype", None))
+            for value in taken
+        }
+        # An array each, all of one shape: a regular column after all.
+        if len(kinds) == 1 and isinstance(taken[0], np.ndarray) and taken[0].ndim:
+            return np.stack(taken)
+        if len(kinds) == 1 and isinstance(taken[0], torch.Tensor):
+            return torch.stack(taken)
+        return taken
+
+    return take
+
+
+def tensors(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Arrays as tensors that share their memory, also those in lists."""
+    return {name: _tensor(value) for name, value in columns.items()}
+
+
+def _tensor(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        # By its canonical dtype: of C's two names for 64 bits, torch refuses one.
+        return torch.from_numpy(value.view(value.dtype.str))
+    if isinstance(value, list) and not _WITH_ARRAYS.isdisjoint(map(type, value)):
+        # As the DataLoader does without workers, and does not with them.
+        return default_convert(value)
+    return value
+
+
+class PackedBatch:
+    """A batch on its way out of a DataLoader worker: arrays, until it is unpickled.
+
+    A tensor that leaves a worker takes a shared-memory file and a descriptor, about 100 us; an
+    array is a few copied bytes. ``default_convert`` leaves an object of no type that it knows as
+    it is, and what the other side unpickles is the dict of tensors itself.
+    """
+
+    __slots__ = ("_columns",)
+
+    def __init__(self, columns: dict[str, Any]) -> None:
+        """Take arrays and lists."""
+        self._columns = columns
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return tensors, (self._columns,)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.unpacked()[name]
+
+    def keys(self) -> list[str]:
+        """Names of the columns."""
+        return list(self._columns)
+
+    def unpacked(self) -> dict[str, Any]:
+        """The batch itself, for a ``collate_fn`` that runs in the worker."""
+        return tensors(self._columns)

@@ -1,0 +1,134 @@
+"""``build_index``: the index of a table, made by the download process of this job."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+
+from lance_stream.errors import PlanError
+from lance_stream.host.settling import job_endpoint
+from lance_stream.planning.index import ShardIndex
+from lance_stream.service.client import Lease, plan
+from lance_stream.service.messages import Planning
+from lance_stream.service.wanted import Wanted
+from lance_stream.source.location import redact
+
+__all__ = ["build_index"]
+
+_DEFAULT_RETRY = 2
+_DEFAULT_TIMEOUT_S = 60.0
+
+
+def build_index(
+    uri: str | os.PathLike[str],
+    *,
+    split: str | None = None,
+    version: int | str | None = None,
+    columns: Sequence[str] | Mapping[str, str] | None = None,
+    filter: str | None = None,  # noqa: A002 - the public name
+    limit: int | None = None,
+    subset: Sequence[float] | None = None,
+    subset_key: str | None = None,
+    shard_rows: int | None = None,
+    shard_bytes: int | str = "32mb",
+    layout: str = "contiguous",
+    run_rows: int = 64,
+    layout_seed: int = 0,
+    cache_format: str = "arrow",
+    with_row_id: bool = False,
+    transform: str | None = None,
+    transform_version: str | int | None = None,
+    storage_options: Mapping[str, str] | str | None = None,
+    exact: bool = False,
+    partial_path: str | os.PathLike[str] | None = None,
+    download_timeout: float = _DEFAULT_TIMEOUT_S,
+    download_retry: int = _DEFAULT_RETRY,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> ShardIndex:
+    """Make the shard index of a table, to be saved and given to ``LanceStream(index=...)``.
+
+    Without a filter or subset only the table's manifest and a few short runs of rows (for their
+    size) are read. A filter reads its columns, a subset its key.
+
+    Args:
+        uri: As ``LanceStream``'s ``remote``; the arguments up to ``storage_options`` are those
+            of ``LanceStream``.
+        split: As there.
+        version: As there.
+        columns: As there.
+        filter: As there.
+        limit: As there.
+        subset: As there.
+        subset_key: As there.
+        shard_rows: As there.
+        shard_bytes: As there.
+        layout: As there.
+        run_rows: As there.
+        layout_seed: As there.
+        cache_format: As there: what the format cannot hold is refused.
+        with_row_id: As there.
+        transform: As there.
+        transform_version: As there.
+        storage_options: As there.
+        exact: Cut by the exact bytes of every row, for tables whose rows differ much in size:
+            reads the whole selection once. Contiguous layout only.
+        partial_path: Local file that keeps the progress of a long scan, so that a run that was
+            stopped is gone on with; removed when the index is made.
+        download_timeout: Seconds without progress before an attempt is given up.
+        download_retry: Further attempts, where the failure may pass.
+        progress: Called with what is being done, how many rows of how many.
+
+    Returns:
+        The index.
+
+    Raises:
+        LanceStreamError: The table cannot be streamed so; says why.
+    """
+    wanted = Wanted.of(
+        uri,
+        split=split,
+        version=version,
+        columns=columns,
+        filter=filter,
+        limit=limit,
+        subset=subset,
+        subset_key=subset_key,
+        shard_rows=shard_rows,
+        shard_bytes=shard_bytes,
+        layout=layout,
+        run_rows=run_rows,
+        layout_seed=layout_seed,
+        cache_format=cache_format,
+        with_row_id=with_row_id,
+        transform=transform,
+        transform_version=transform_version,
+        storage_options=storage_options,
+    )
+    if exact and (layout != "contiguous" or shard_rows is not None):
+        raise PlanError("exact cuts by shard_bytes, contiguously: leave out layout and shard_rows")
+    partial = None if partial_path is None else os.path.abspath(os.fspath(partial_path))
+    if partial is not None and not os.path.isdir(os.path.dirname(partial)):
+        raise PlanError(f"partial_path={partial!r}: there is no such directory")
+    request = wanted.request(
+        timeout_s=float(download_timeout),
+        attempts=1 + int(download_retry),
+        exact=exact,
+        partial_path=partial,
+    )
+
+    def news(message: Planning) -> None:
+        if progress is not None:
+            progress(message.what, message.done, message.total)
+
+    lease = Lease(job_endpoint())
+    try:
+        index = plan(job_endpoint(), request, news)
+    finally:
+        lease.close()
+    if index is None:
+        raise PlanError(f"no index of {redact(wanted.uri)} was made")
+    if partial is not None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(partial)
+    return index

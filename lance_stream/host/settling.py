@@ -1,0 +1,121 @@
+"""Settle a stream on this node: its directory, index and ledger, and who holds them."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+from lance_stream.errors import PlanError
+from lance_stream.planning.fingerprint import digest
+from lance_stream.planning.index import ShardIndex
+from lance_stream.processes import this_process
+from lance_stream.service.cache_files import (
+    lay_down_index,
+    remove,
+    sweep_ledgers,
+)
+from lance_stream.service.client import Lease
+from lance_stream.service.directory import (
+    DirectoryClaim,
+    claim_default_directory,
+    claim_directory,
+    join_directory,
+)
+from lance_stream.service.runtime import Endpoint, new_endpoint
+from lance_stream.shards.ledger import create_ledger
+
+__all__ = ["Hold", "adopt_endpoint", "job_endpoint", "join", "settle"]
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A process's part in a settled stream: its directory, and the download process."""
+
+    claim: DirectoryClaim
+    lease: Lease
+    own: tuple[str, str] | None
+    pid: int
+
+    def let_go(self) -> None:
+        """When the stream is gone from the process. Nothing in a forked child."""
+        if os.getpid() != self.pid:
+            return
+        for path in self.own or ():
+            remove(path)
+        self.lease.close()
+        self.claim.close()
+
+
+class _Job:
+    """The endpoint that this process and its children use for all streams."""
+
+    endpoint: Endpoint | None = None
+
+
+def job_endpoint() -> Endpoint:
+    """Where the download process of this job is found on this node."""
+    if _Job.endpoint is None:
+        _Job.endpoint = new_endpoint()
+    return _Job.endpoint
+
+
+def adopt_endpoint(endpoint: Endpoint) -> None:
+    """In a spawned worker: the job is that of what was unpickled."""
+    if _Job.endpoint is None:
+        _Job.endpoint = endpoint
+
+
+def settle(
+    index: ShardIndex, content: str, local: str | None, *, shared: bool
+) -> tuple[dict[str, Any], Hold]:
+    """On the first rank of a node: claim the directory, lay down index and ledger.
+
+    Args:
+        index: Of the stream.
+        content: Fingerprint of what is cached.
+        local: Cache directory, or None for one of the user's own.
+        shared: Whether other ranks use them too.
+
+    Returns:
+        What the other ranks of the node need, in JSON values; and this rank's hold.
+
+    Raises:
+        CacheInUseError: Another job has the directory.
+        PlanError: It cannot be used.
+    """
+    claim = claim_default_directory(content) if local is None else claim_directory(local)
+    try:
+        directory, token = claim.path, secrets.token_hex(6)
+        sweep_ledgers(directory)
+        path = lay_down_index(directory, index)
+        pid, started = this_process()
+        ledger = os.path.join(directory, f".ledger-{pid}-{started}-{token}")
+        create_ledger(ledger, index.num_shards)
+        # Before the boards: the directory of an endpoint goes with the last hold on its process.
+        lease = Lease(job_endpoint())
+        boards = job_endpoint().boards_directory(digest({"ledger": ledger}, 24))
+        os.makedirs(boards, 0o700)
+    except OSError as error:
+        claim.close()
+        msg = f"cannot use {claim.path} as a cache directory: {error}"
+        raise PlanError(msg) from error
+    settled = {
+        "stream": digest({"ledger": ledger}, 24),
+        "directory": directory,
+        "index": path,
+        "ledger": ledger,
+        "stats": boards,
+        "endpoint": job_endpoint().directory,
+    }
+    # Other ranks may go on after this one: then the next claim of the directory sweeps it.
+    own = None if shared else (ledger, boards)
+    return settled, Hold(claim, lease, own, pid)
+
+
+def join(settled: dict[str, Any]) -> Hold:
+    """On the other ranks of the node: take part in what the first one settled."""
+    _Job.endpoint = Endpoint(settled["endpoint"])
+    claim = join_directory(settled["directory"])
+    return Hold(claim, Lease(job_endpoint()), None, os.getpid())

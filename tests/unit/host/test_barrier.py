@@ -1,0 +1,86 @@
+"""The barrier between workers, and those who die in it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lance_stream.host.barrier import Barrier
+
+
+@pytest.fixture
+def barrier(tmp_path: Path) -> Barrier:
+    """A barrier of its own."""
+    return Barrier(str(tmp_path / "lock"), f"lst_barrier_{os.getpid()}_{time.monotonic_ns()}")
+
+
+def start(function: Callable[[], None]) -> int:
+    """A forked child that runs a function."""
+    pid = os.fork()
+    if not pid:
+        try:
+            function()
+        finally:
+            os._exit(0)
+    return pid
+
+
+def test_all_go_on_together(barrier: Barrier, tmp_path: Path) -> None:
+    """Nobody passes before all have come, five times in a row."""
+
+    def come(number: int) -> None:
+        barrier.__dict__.pop("lock", None)
+        for turn in range(5):
+            time.sleep(0.01 * number)
+            (tmp_path / f"{turn}-{number}").touch()
+            barrier(3)
+            assert len(list(tmp_path.glob(f"{turn}-*"))) == 3
+        (tmp_path / f"passed-{number}").touch()
+
+    pids = [start(lambda n=number: come(n)) for number in range(3)]
+    for pid in pids:
+        os.waitpid(pid, 0)
+    assert len(list(tmp_path.glob("passed-*"))) == 3
+
+
+def test_alone(barrier: Barrier) -> None:
+    """One process need not wait."""
+    for _ in range(3):
+        barrier(1)
+
+
+@pytest.mark.parametrize("waited_for", [True, False], ids=["gone", "zombie"])
+def test_the_dead_are_forgotten(barrier: Barrier, waited_for: bool) -> None:
+    """Two come after one was killed in the barrier: they wait for each other only."""
+
+    def come() -> None:
+        barrier.__dict__.pop("lock", None)
+        barrier(2)
+
+    victim = start(come)
+    deadline = time.monotonic() + 5
+    while int(barrier._shared[1]) != 1 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.kill(victim, signal.SIGKILL)
+    os.waitid(os.P_PID, victim, os.WEXITED | os.WNOWAIT)
+    if waited_for:
+        os.waitpid(victim, 0)
+    other = start(lambda: (time.sleep(0.3), come())[1])
+    started = time.monotonic()
+    barrier(2)
+    assert time.monotonic() - started > 0.2
+    os.waitpid(other, 0)
+
+
+def test_it_pickles_after_use(barrier: Barrier) -> None:
+    """Its lock, which cannot be pickled, is made again."""
+    barrier(1)
+    again = pickle.loads(pickle.dumps(barrier))
+    again(1)
+    assert int(barrier._shared[0]) == 2
