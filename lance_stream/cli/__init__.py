@@ -1,0 +1,1 @@
+"""The command ``lance-stream``: one module of ``cli.commands`` for each subcommand."""
