@@ -36,6 +36,7 @@ typecheck: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/warm_epoch.py
 	$(BIN)/python benchmarks/requests_per_shard.py
+	$(BIN)/python benchmarks/conversion.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache build dist

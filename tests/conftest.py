@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Iterator
@@ -15,6 +16,51 @@ import pytest
 from tests.support.tables import write_table
 
 pytest_plugins = ["tests.support.fixtures"]
+
+# Tests interrupt jobs. A shell's background job ignores SIGINT, and its children inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# Suites that take minutes: every fifth of their tests is in `make test`, the others are in
+# `make test-slow`.
+_LONG = (
+    "host/test_batched.py",
+    "host/test_cache_format.py",
+    "host/test_dataset_checkpoints.py",
+    "host/test_dataset_faults.py",
+    "host/test_dataset_order.py",
+    "host/test_index_files.py",
+    "host/test_mixing.py",
+    "host/test_pins.py",
+    "host/test_selection.py",
+    "host/test_transform.py",
+    "host/test_types.py",
+    "host/test_validate_hash.py",
+    "host/test_versions.py",
+    "process/test_cli_clean.py",
+    "process/test_cli_index.py",
+    "process/test_cli_warm.py",
+    "process/test_export.py",
+    "stores/test_export_s3.py",
+    "stores/test_fsspec_tier.py",
+    "stores/test_memcached.py",
+    "stores/test_redis.py",
+)
+_ONE_OF = 5
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what is slow only because there is so much of it."""
+    tests = Path(__file__).parent
+    counts: dict[str, int] = {}
+    for item in items:
+        name = item.path.relative_to(tests).as_posix()
+        if name in _LONG:
+            counts[name] = counts.get(name, 0) + 1
+            if counts[name] % _ONE_OF != 1:
+                item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -34,6 +34,27 @@ def test_s3_snippet_is_valid() -> None:
     run_script(SNIPPETS[1]).check()
 
 
+def test_selection_snippet_is_valid() -> None:
+    """Every argument of the example of selections is one that LanceStream takes."""
+    run_script(SNIPPETS[2]).check()
+
+
+def test_batched_snippet_runs(tmp_path: Path) -> None:
+    """LanceStreamingDataset, as printed, on a table with such columns."""
+    write_table(str(tmp_path / "train.lance"), 100, 25)
+    snippet = SNIPPETS[3].replace('"image"', '"v"').replace('"label"', '"i"')
+    script = tmp_path / "train.py"
+    script.write_text(snippet + "        print(images.shape, labels.dtype)\n")
+    result = run_script(script, cwd=tmp_path).check()
+    assert "torch.Size([64, 8]) torch.int64" in result.stdout
+
+
+@pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\(([^)#:]+)\)", README))))
+def test_links_lead_somewhere(link: str) -> None:
+    """Every relative link of the README is a file."""
+    assert (ROOT / link).exists()
+
+
 def test_demo_runs() -> None:
     """What ``make demo`` runs: two exact epochs, and what the download process did."""
     demo = re.search(r"demo: .*\n\t\$\(BIN\)/python (\S+)", (ROOT / "Makefile").read_text())

@@ -1,4 +1,4 @@
-"""The servers as pytest fixtures; a plugin of ``tests/conftest.py``."""
+"""The servers and processes as pytest fixtures; a plugin of ``tests/conftest.py``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 
 from tests.support.fault_proxy import FaultProxy
+from tests.support.lance_process import LanceProcess
 from tests.support.object_store import S3Server
+
+
+@pytest.fixture(scope="session")
+def lance_process() -> Iterator[LanceProcess]:
+    """A process that writes Lance tables and fetches shards of them (1 s to start)."""
+    with LanceProcess() as process:
+        yield process
 
 
 @pytest.fixture(scope="session")

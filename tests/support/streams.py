@@ -75,7 +75,7 @@ def cached_files(data: StreamingDataset) -> dict[str, int]:
     return {
         entry.name: entry.stat().st_size
         for entry in os.scandir(directory)
-        if entry.name.endswith(".arrow") and "index" not in entry.name
+        if entry.name.endswith((".arrow", ".mds")) and "index" not in entry.name
     }
 
 
