@@ -74,7 +74,7 @@ def functions(tmp_path: Path) -> Iterator[Any]:
 
 def run(name: str | None, table: pa.Table = TABLE, *, with_row_id: bool = False) -> pa.Table:
     transform = None if name is None else f"our_transforms:{name}"
-    return transformed(table, Selection(None, with_row_id, transform), ())
+    return transformed(table, Selection(with_row_id=with_row_id, transform=transform), ())
 
 
 def test_without_a_transform_rows_stay_as_they_are() -> None:
