@@ -36,6 +36,9 @@ typecheck: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/warm_epoch.py
 	$(BIN)/python benchmarks/requests_per_shard.py
+	$(BIN)/python benchmarks/sparse_filter.py
+	$(BIN)/python benchmarks/shuffle_quality.py
+	$(BIN)/python benchmarks/scale.py --shards 200000
 	$(BIN)/python benchmarks/conversion.py
 
 clean:

@@ -250,6 +250,7 @@ class Table:
             columns=[] if key is None else [key],
             filter=selection.filter,
             with_row_address=True,
+            blob_handling="all_binary",
         )
         for batch in scanner.to_batches():
             addresses = batch.column("_rowaddr").to_numpy()

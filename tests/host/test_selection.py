@@ -77,7 +77,7 @@ lance.dataset(uri).delete("i % 5 = 4")
 LIVE = [i for i in range(ROWS) if i % 5 != 4]
 KEYS = (
     *("i", "label", "My Key", "i8", "u64", "f16", "f64", "bool", "text", "bytes", "fixed"),
-    *("date", "time", "stamp", "duration", "dictionary", "uuid", None),
+    *("date", "time", "stamp", "duration", "dictionary", "uuid", "blob", None),
 )
 
 # A change of a table: arguments are its uri and what to do.
@@ -161,6 +161,7 @@ FILTERS: list[tuple[str, Callable[[int], bool]]] = [
     ("i in (1, 2, 3, 4, 399, 1000)", lambda i: i in (1, 2, 3, 4, 399)),
     ("true", lambda i: True),
     ("LABEL = 3", lambda i: i // 40 == 3),
+    ("blob is not null and i < 9", lambda i: i < 9),
 ]
 
 
@@ -324,11 +325,11 @@ def test_subsets_by_every_type_of_key(rich: str, stable: str) -> None:
         assert sorted(i for part in parts for i in part) == LIVE, key
         if uri == rich:
             assert all(part == sorted(part) for part in parts)
-        if key not in (None, "i", "bytes", "fixed", "f64", "label", "i8", "bool"):
+        if key not in (None, "i", "bytes", "fixed", "f64", "label", "i8", "bool", "blob"):
             together = [{i // 2 for i in part if i % 13} for part in parts]
             assert not any(a & b for n, a in enumerate(together) for b in together[n + 1 :]), key
         nulls = [sum(i % 13 == 0 for i in part) for part in parts]
-        if key not in (None, "i", "label"):
+        if key not in (None, "i", "label", "blob"):
             assert sorted(nulls)[:2] == [0, 0], key
         if key in (None, "i", "f64", "bytes"):
             # 320 rows, of which those without a key are in one part.
