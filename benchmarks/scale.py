@@ -125,7 +125,7 @@ def plan_fragments(uri: str) -> dict[str, float]:
     """Task: plan tables of many fragments; the second time, with the process at hand."""
     from lance_stream import build_index
     from lance_stream.host.settling import job_endpoint
-    from lance_stream.service.client import Lease
+    from lance_stream.service.holds import Lease
 
     lease = Lease(job_endpoint())
     seconds = {}

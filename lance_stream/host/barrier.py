@@ -6,19 +6,27 @@ ever, and the next workers wait for one who will not come.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
+from multiprocessing import parent_process
 
 import numpy as np
 from filelock import FileLock
 from streaming.base.shared import SharedArray
 
+from lance_stream.errors import LanceStreamError
+from lance_stream.host.locks import locked
 from lance_stream.processes import start_time
 
 __all__ = ["Barrier"]
 
+logger = logging.getLogger(__name__)
+
 _MAX_PROCESSES = 4094
 _LOOK_EVERY_S = 0.002
+_TELL_EVERY_S = 60.0
+_DEADLINE_S = 7200.0
 
 
 class Barrier:
@@ -39,9 +47,14 @@ class Barrier:
         """Wait until so many live processes, this one included, have come.
 
         ``lock`` is made by the host, in each process, before it calls this.
+
+        Raises:
+            LanceStreamError: Too few have come in two hours (the other ranks of the node may be
+                busy with something else between two epochs), or the process that started this
+                one is gone.
         """
         shared = self._shared
-        with self._lock():
+        with locked(self._lock(), "the barrier at the start of an epoch"):
             passed, waiting = int(shared[0]), int(shared[1])
             pids = [int(shared[2 + at]) for at in range(waiting)]
             # The dead, and a process that was killed and came again by the same number.
@@ -54,8 +67,26 @@ class Barrier:
             for at, pid in enumerate(pids):
                 shared[2 + at] = pid
             shared[1] = len(pids)
+        started, told = time.monotonic(), 0
+        # A worker's; a trainer's own parent may be a shell that has long gone.
+        parent = parent_process()
         while int(shared[0]) == passed:
             time.sleep(_LOOK_EVERY_S)
+            waited_s = time.monotonic() - started
+            come = (
+                f"{int(shared[1])} of {num_procs} processes of this node have come to the start "
+                f"of the epoch in {waited_s:.0f} s"
+            )
+            if parent is not None and os.getppid() != parent.pid:
+                raise LanceStreamError(
+                    f"{come}, and process {parent.pid}, which started this, is gone"
+                )
+            if waited_s > _DEADLINE_S:
+                msg = f"{come}: look what the other ranks and workers of this node do"
+                raise LanceStreamError(msg)
+            if waited_s > _TELL_EVERY_S * (told + 1):
+                told += 1
+                logger.warning("%s; waiting for the others", come)
 
     def _lock(self) -> FileLock:
         lock = self.__dict__.get("lock")

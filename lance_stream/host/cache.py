@@ -204,7 +204,7 @@ class StreamCache:
             labels = {
                 "role": "worker",
                 "pid": os.getpid(),
-                "rank": int(os.environ.get("RANK", "0") or 0),
+                "rank": int(rank) if (rank := os.environ.get("RANK", "")).isdecimal() else 0,
                 "worker": -1 if worker is None else worker.id,
             }
             directory = self.address.stats_directory

@@ -1,4 +1,4 @@
-"""``build_index``: the index of a table, made by the download process of this job."""
+"""The index of a table, made by the download process of this job, and of a stream."""
 
 from __future__ import annotations
 
@@ -6,18 +6,23 @@ import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 
-from lance_stream.errors import PlanError
+import msgspec
+
+from lance_stream.errors import PlanError, VersionNotFoundError
 from lance_stream.host.settling import job_endpoint
 from lance_stream.planning.index import ShardIndex
-from lance_stream.service.client import Lease, plan
+from lance_stream.service.client import plan
+from lance_stream.service.holds import Lease
 from lance_stream.service.messages import Planning
-from lance_stream.service.wanted import Wanted
+from lance_stream.service.wanted import Wanted, load_index
 from lance_stream.source.location import redact
 
-__all__ = ["build_index"]
+__all__ = ["DEFAULT_RETRY", "DEFAULT_TIMEOUT_S", "absolute_index", "build_index", "obtain_index"]
 
-_DEFAULT_RETRY = 2
-_DEFAULT_TIMEOUT_S = 60.0
+
+# Of a stream that is given neither, nor its dataset.
+DEFAULT_RETRY = 2
+DEFAULT_TIMEOUT_S = 60.0
 
 
 def build_index(
@@ -42,8 +47,8 @@ def build_index(
     storage_options: Mapping[str, str] | str | None = None,
     exact: bool = False,
     partial_path: str | os.PathLike[str] | None = None,
-    download_timeout: float = _DEFAULT_TIMEOUT_S,
-    download_retry: int = _DEFAULT_RETRY,
+    download_timeout: float = DEFAULT_TIMEOUT_S,
+    download_retry: int = DEFAULT_RETRY,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> ShardIndex:
     """Make the shard index of a table, to be saved and given to ``LanceStream(index=...)``.
@@ -132,3 +137,56 @@ def build_index(
         with contextlib.suppress(FileNotFoundError):
             os.unlink(partial)
     return index
+
+
+def absolute_index(
+    index: str | os.PathLike[str] | ShardIndex | None,
+) -> str | ShardIndex | None:
+    """An index as given; a path stays right wherever the process goes."""
+    if index is None or isinstance(index, ShardIndex):
+        return index
+    text = os.fspath(index)
+    return text if "://" in text else os.path.abspath(os.path.expanduser(text))
+
+
+def obtain_index(
+    wanted: Wanted,
+    given: str | ShardIndex | None,
+    *,
+    timeout_s: float,
+    attempts: int,
+    shared_cache: tuple[str, ...],
+) -> ShardIndex:
+    """The index of a stream: planned, or the given one if it is of the table.
+
+    Args:
+        wanted: What is streamed.
+        given: An index, or where one is; None: the table is planned.
+        timeout_s: Seconds without progress before an attempt is given up.
+        attempts: At least 1.
+        shared_cache: URLs, of which wrong ones are refused.
+
+    Raises:
+        LanceStreamError: The table cannot be streamed so, or the index is of something else.
+    """
+    index, name = None, ""
+    if given is not None:
+        index, name = load_index(given)
+        wanted.check_index(index, name)
+        wanted = wanted.like(index)
+    request = wanted.request(
+        timeout_s=timeout_s,
+        attempts=attempts,
+        identity=None if index is None else index.identity,
+    )
+    request = msgspec.structs.replace(request, shared_cache=shared_cache)
+    try:
+        made = plan(job_endpoint(), request) or index
+    except VersionNotFoundError as error:
+        if index is None:
+            raise
+        msg = f"{name} is of version {index.version} of {redact(index.uri)}: {error}"
+        raise VersionNotFoundError(msg) from error
+    if made is None:
+        raise PlanError(f"no index of {redact(wanted.uri)} was made")
+    return made

@@ -18,6 +18,7 @@ from streaming.base.shared import SharedArray, _get_path
 
 from lance_stream.errors import ShardUnavailableError
 from lance_stream.host.barrier import Barrier
+from lance_stream.host.locks import locked
 from lance_stream.host.reader import LanceReader
 from lance_stream.processes import start_time
 
@@ -95,7 +96,7 @@ class PreparingDataset(StreamingDataset):
         shard = self.shards[shard_id]
         deadline: float | None = None
         while True:
-            with self._lock():
+            with locked(self._lock(), f"shard {shard_id}"):
                 state = int(self._shard_states[shard_id])
                 if state == _ShardState.PREPARING and not self._is_in_preparation(shard_id):
                     logger.warning("shard %d was left half prepared by a dead process", shard_id)
@@ -125,11 +126,11 @@ class PreparingDataset(StreamingDataset):
         try:
             change = stream.prepare_shard(shard)
         except BaseException:
-            # Whoever comes next tries again, and gets the error itself.
-            with self._lock():
-                self._shard_states[shard_id] = _ShardState.REMOTE
+            # As it was, and counted so: whoever comes next tries again, and gets the error itself.
+            with locked(self._lock(), f"shard {shard_id}"):
+                self._shard_states[shard_id] = state
             raise
-        with self._lock():
+        with locked(self._lock(), f"shard {shard_id}"):
             self.cache_usage += change
             self._shard_access_times[shard_id] = time.time_ns()
             self._shard_states[shard_id] = _ShardState.LOCAL

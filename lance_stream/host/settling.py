@@ -16,13 +16,13 @@ from lance_stream.service.cache_files import (
     remove,
     sweep_ledgers,
 )
-from lance_stream.service.client import Lease
 from lance_stream.service.directory import (
     DirectoryClaim,
     claim_default_directory,
     claim_directory,
     join_directory,
 )
+from lance_stream.service.holds import Lease
 from lance_stream.service.runtime import Endpoint, new_endpoint
 from lance_stream.shards.ledger import create_ledger
 
@@ -86,6 +86,7 @@ def settle(
         PlanError: It cannot be used.
     """
     claim = claim_default_directory(content) if local is None else claim_directory(local)
+    lease, ledger = None, None
     try:
         directory, token = claim.path, secrets.token_hex(6)
         sweep_ledgers(directory)
@@ -98,6 +99,10 @@ def settle(
         boards = job_endpoint().boards_directory(digest({"ledger": ledger}, 24))
         os.makedirs(boards, 0o700)
     except OSError as error:
+        if ledger is not None:
+            remove(ledger)
+        if lease is not None:
+            lease.close()
         claim.close()
         msg = f"cannot use {claim.path} as a cache directory: {error}"
         raise PlanError(msg) from error

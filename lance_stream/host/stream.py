@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -18,29 +17,32 @@ from streaming.base.format import Reader
 from streaming.base.stream import Stream
 from streaming.base.world import World
 
-from lance_stream.errors import PlanError, VersionNotFoundError
+from lance_stream.errors import PlanError
 from lance_stream.host.cache import CacheAddress, StreamCache
+from lance_stream.host.indexes import (
+    DEFAULT_RETRY,
+    DEFAULT_TIMEOUT_S,
+    absolute_index,
+    obtain_index,
+)
+from lance_stream.host.local import check_only_copies, find_shards
 from lance_stream.host.ranks import Ranks
 from lance_stream.host.reader import LanceReader
 from lance_stream.host.settling import job_endpoint, join, settle
 from lance_stream.host.watch import watch_caller
 from lance_stream.planning.fingerprint import content_fingerprint
 from lance_stream.planning.index import ShardIndex
-from lance_stream.processes import is_alive, this_process
+from lance_stream.processes import this_process
 from lance_stream.service.arguments import check_hash, check_outside
-from lance_stream.service.client import PinnedVersion, plan
+from lance_stream.service.holds import PinnedVersion
 from lance_stream.service.messages import Pin
-from lance_stream.service.wanted import Wanted, load_index
-from lance_stream.shards.paths import is_shard_name, sweep_temporary_files
+from lance_stream.service.wanted import Wanted
 from lance_stream.source.location import is_object_store, redact
 from lance_stream.tiers.tier_url import checked_urls
 
 __all__ = ["LanceStream"]
 
 logger = logging.getLogger(__name__)
-
-_DEFAULT_RETRY = 2
-_DEFAULT_TIMEOUT_S = 60.0
 
 
 class LanceStream(Stream):
@@ -198,7 +200,7 @@ class LanceStream(Stream):
         self._given_local = path
         self.safe_keep_zip = bool(keep_zip)
         self._wanted = wanted
-        self._given_index = _absolute(index)
+        self._given_index = absolute_index(index)
         self._pin = bool(pin)
         self._shared_cache = () if shared_cache is None else checked_urls(shared_cache)
         self._pinned: PinnedVersion | None = None
@@ -299,7 +301,7 @@ class LanceStream(Stream):
             LanceStreamError: The table cannot be streamed; says why, on every rank.
         """
         del allow_unsafe_types
-        _spare_only_copies(sys._getframe(1).f_locals.get("self"))
+        check_only_copies(sys._getframe(1).f_locals.get("self"), LanceStream)
         if self._cache is not None:
             self._release()
         ranks = Ranks.of(world)
@@ -369,23 +371,8 @@ class LanceStream(Stream):
             shards: This stream's shards.
             cache_usage_per_shard: int64 array (shards,), filled with bytes; 0: not there.
         """
-        cache = self._built()
-        directory, ledger = cache.address.directory, cache.ledger
-        for name in sweep_temporary_files(directory, is_alive):
-            logger.info("removed %s, left behind by a process that is gone", name)
-        ours = cache.name(0).split(".")[::2]
-        with os.scandir(directory) as entries:
-            for entry in entries:
-                if not is_shard_name(entry.name):
-                    continue
-                fingerprint, number, suffix = entry.name.split(".")
-                if [fingerprint, suffix] == ours and int(number) < len(shards):
-                    size = entry.stat().st_size
-                    cache_usage_per_shard[int(number)] = size
-                    ledger.charge(int(number), size)
-                elif cache.limited:
-                    # Shards of other data, which the cache limit would not count.
-                    os.unlink(entry.path)
+        del shards
+        find_shards(self._built(), cache_usage_per_shard)
 
     def get_index_size(self) -> int:
         """Bytes of the index and the ledger in the cache directory."""
@@ -404,27 +391,13 @@ class LanceStream(Stream):
 
     def _make_index(self, wanted: Wanted) -> ShardIndex:
         """Have the table planned, or take the index that was given if it is of the table."""
-        index, name = None, ""
-        if self._given_index is not None:
-            index, name = load_index(self._given_index)
-            wanted.check_index(index, name)
-            wanted = wanted.like(index)
-        request = wanted.request(
+        return obtain_index(
+            wanted,
+            self._given_index,
             timeout_s=self._timeout_s(),
             attempts=self._attempts(),
-            identity=None if index is None else index.identity,
+            shared_cache=self._shared_cache,
         )
-        request = msgspec.structs.replace(request, shared_cache=self._shared_cache)
-        try:
-            made = plan(job_endpoint(), request) or index
-        except VersionNotFoundError as error:
-            if index is None:
-                raise
-            msg = f"{name} is of version {index.version} of {redact(index.uri)}: {error}"
-            raise VersionNotFoundError(msg) from error
-        if made is None:
-            raise PlanError(f"{self!r}: no index was made")
-        return made
 
     def _hold_version(self, index: ShardIndex) -> None:
         """On rank 0: pin the version that was agreed on."""
@@ -443,11 +416,11 @@ class LanceStream(Stream):
         weakref.finalize(self, self._pinned.close)
 
     def _timeout_s(self) -> float:
-        return float(getattr(self, "download_timeout", None) or _DEFAULT_TIMEOUT_S)
+        return float(getattr(self, "download_timeout", None) or DEFAULT_TIMEOUT_S)
 
     def _attempts(self) -> int:
         retry = getattr(self, "download_retry", None)
-        return 1 + (_DEFAULT_RETRY if retry is None else int(retry))
+        return 1 + (DEFAULT_RETRY if retry is None else int(retry))
 
     def _attach(self, settled: dict[str, Any], *, leads: bool) -> None:
         """Use what the first rank of the node settled."""
@@ -492,34 +465,3 @@ class LanceStream(Stream):
         if self._pinned is not None:
             self._pinned.close()
             self._pinned = None
-
-
-def _absolute(
-    index: str | os.PathLike[str] | ShardIndex | None,
-) -> str | ShardIndex | None:
-    """An index as given; a path stays right wherever the process goes."""
-    if index is None or isinstance(index, ShardIndex):
-        return index
-    text = os.fspath(index)
-    return text if "://" in text else os.path.abspath(os.path.expanduser(text))
-
-
-def _spare_only_copies(dataset: object) -> None:
-    """Refuse a cache limit under which the host would evict the only copy of another stream.
-
-    Args:
-        dataset: Who asks for shards: the dataset that is being built, if it is one.
-
-    Raises:
-        PlanError: Names the directory.
-    """
-    if not getattr(dataset, "cache_limit", None):
-        return
-    for stream in getattr(dataset, "streams", None) or ():
-        ours = isinstance(stream, LanceStream)
-        if not ours and getattr(stream, "remote", None) in (None, stream.local):
-            msg = (
-                f"cache_limit evicts shards of every stream, and {stream.local!r} has no other "
-                "copy to fetch them from again: give that stream a remote=, or no cache_limit"
-            )
-            raise PlanError(msg)

@@ -24,7 +24,7 @@ SHARED_MEMORY = "/dev/shm"  # noqa: S108
 _SCAN_LASTS_S = 0.5
 _SEGMENT = re.compile(
     r"([0-9]{6,})_(locals|barrier|next_epoch|cache_usage|shard_states|shard_access_times|resume"
-    r"|epoch_shape|epoch_data|lance_stream_[a-z_]+)"
+    r"|epoch_shape|epoch_data|lance_stream_[a-z_0-9]+)"
 )
 _LOCK = re.compile(r"([0-9]{6,})_(barrier|cache)_filelock")
 

@@ -17,6 +17,7 @@ from pyarrow import types as pat
 from lance_stream.errors import UnsupportedTypeError
 
 __all__ = [
+    "describe_schema",
     "is_array_list",
     "is_bfloat16",
     "is_list",
@@ -154,6 +155,14 @@ def time_zone(kind: pa.TimestampType) -> dt.tzinfo | None:
         return pa.scalar(0, pa.timestamp("us", kind.tz)).as_py().tzinfo
     except (ValueError, KeyError, OSError, pa.ArrowException):
         return None
+
+
+def describe_schema(schema: pa.Schema) -> str:
+    """Columns, types and which may be null, in words."""
+    return ", ".join(
+        f"{field.name}: {type_name(field)}{'' if field.nullable else ' not null'}"
+        for field in schema
+    )
 
 
 def type_name(field: pa.Field) -> str:

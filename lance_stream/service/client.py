@@ -17,16 +17,18 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import msgspec
 
 from lance_stream.errors import DownloadProcessError, LanceStreamError, error_from_name
 from lance_stream.planning.index import ShardIndex
 from lance_stream.service import messages as m
+from lance_stream.service.connections import close, keep_from_children
 from lance_stream.service.launcher import connect
 from lance_stream.service.runtime import Endpoint
 
-__all__ = ["Lease", "PinnedVersion", "ShardClient", "client_for", "plan"]
+__all__ = ["ShardClient", "client_for", "plan"]
 
 logger = logging.getLogger(__name__)
 
@@ -119,70 +121,6 @@ def _plan_once(
             raise error_from_name(answer.error, answer.message)
         msg = f"the download process answered {type(answer).__name__} when asked to plan"
         raise DownloadProcessError(msg)
-
-
-class PinnedVersion:
-    """A hold on a version of a table: a tag, until closed or the process ends."""
-
-    def __init__(self, endpoint: Endpoint, request: m.Pin) -> None:
-        """Have the tag made; a warning is logged where that is not possible."""
-        self._pid = os.getpid()
-        self.name = ""
-        self._connection = connect(endpoint)
-        _INHERITED.append(self._connection)
-        message = "the download process ended"
-        try:
-            self._connection.settimeout(request.timeout_s + 15.0)
-            self._connection.sendall(m.encode(request))
-            payload = m.receive_frame(self._connection)
-            answer = None if payload is None else m.decode_server(payload)
-            if isinstance(answer, m.Pinned):
-                self.name, message = answer.name, answer.message
-        except OSError as error:
-            message = str(error)
-        if not self.name:
-            logger.warning(
-                "pin=True: version %d of %s is not held with a tag, a cleanup may remove it while "
-                "it is trained on: %s",
-                request.version,
-                request.uri,
-                message,
-            )
-
-    def close(self) -> None:
-        """Let go of the version."""
-        if os.getpid() == self._pid:
-            self._connection.close()
-            with contextlib.suppress(ValueError):
-                _INHERITED.remove(self._connection)
-
-
-class Lease:
-    """A hold on the download process: it lives at least as long. One connection for all."""
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        """Take hold, starting the process if need be."""
-        self._endpoint = endpoint
-        self._pid = os.getpid()
-        with _LEASES_LOCK:
-            count, connection = _LEASES.get(endpoint, (0, None))
-            if connection is None:
-                connection = connect(endpoint)
-                _INHERITED.append(connection)
-            _LEASES[endpoint] = (count + 1, connection)
-
-    def close(self) -> None:
-        """Let go of the process."""
-        if os.getpid() != self._pid:
-            return
-        with _LEASES_LOCK:
-            count, connection = _LEASES.pop(self._endpoint)
-            if count > 1:
-                _LEASES[self._endpoint] = (count - 1, connection)
-                return
-        connection.close()
-        with contextlib.suppress(ValueError):
-            _INHERITED.remove(connection)
 
 
 @dataclass(slots=True)
@@ -366,7 +304,7 @@ class ShardClient:
         with self._lock:
             self._was_connected = True
             self._connection = connection
-            _INHERITED.append(connection)
+            keep_from_children(connection)
             for register in self._streams.values():
                 self._send(m.encode(register))
             for (stream, shard), pending in self._pending.items():
@@ -408,9 +346,7 @@ class ShardClient:
 
     def _drop_connection(self) -> None:
         if self._connection is not None:
-            with contextlib.suppress(ValueError):
-                _INHERITED.remove(self._connection)
-            self._connection.close()
+            close(self._connection)
             self._connection = None
 
     def _disconnect(self) -> None:
@@ -421,32 +357,26 @@ class ShardClient:
                 self._connection.shutdown(socket.SHUT_RDWR)
 
 
-# Sockets of this process that a forked child gets copies of.
-_INHERITED: list[socket.socket] = []
-_CLIENTS: dict[Endpoint, ShardClient] = {}
-_CLIENTS_LOCK = threading.Lock()
-_LEASES: dict[Endpoint, tuple[int, socket.socket]] = {}
-_LEASES_LOCK = threading.Lock()
+class _Clients:
+    """One for each endpoint that this process uses."""
+
+    lock = threading.Lock()
+    by_endpoint: ClassVar[dict[Endpoint, ShardClient]] = {}
 
 
 def client_for(endpoint: Endpoint) -> ShardClient:
     """This process's client of an endpoint."""
-    with _CLIENTS_LOCK:
-        if endpoint not in _CLIENTS:
-            _CLIENTS[endpoint] = ShardClient(endpoint)
-        return _CLIENTS[endpoint]
+    with _Clients.lock:
+        if endpoint not in _Clients.by_endpoint:
+            _Clients.by_endpoint[endpoint] = ShardClient(endpoint)
+        return _Clients.by_endpoint[endpoint]
 
 
 def _after_fork_in_child() -> None:
     """Forget the parent's clients: their threads are not here, their sockets are not ours."""
-    # The locks may have been held by threads that are not here.
-    global _CLIENTS_LOCK, _LEASES_LOCK
-    _CLIENTS_LOCK, _LEASES_LOCK = threading.Lock(), threading.Lock()
-    _CLIENTS.clear()
-    _LEASES.clear()
-    for connection in _INHERITED:
-        connection.close()
-    _INHERITED.clear()
+    # The lock may have been held by a thread that is not here.
+    _Clients.lock = threading.Lock()
+    _Clients.by_endpoint.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -64,15 +64,23 @@ def main(directory: str) -> None:
     os._exit(0)
 
 
+def _number(name: str, default: int) -> int:
+    """A number from the environment."""
+    text = os.environ.get(name, "")
+    if text and not text.strip().isdecimal():
+        raise DownloadProcessError(f"{name}={text!r} must be a number")
+    return int(text or default)
+
+
 def _serve(endpoint: Endpoint) -> None:
     # Only after the fork: threads of the libraries would not survive it.
     from lance_stream.service.server import Limits, Server  # noqa: PLC0415
 
     default = Limits()
     limits = Limits(
-        max_running=int(os.environ.get("LANCE_STREAM_MAX_FETCHES", default.max_running)),
-        max_bytes=int(os.environ.get("LANCE_STREAM_MAX_FETCH_BYTES", default.max_bytes)),
-        metrics_port=int(os.environ.get("LANCE_STREAM_METRICS_PORT", default.metrics_port)),
+        max_running=_number("LANCE_STREAM_MAX_FETCHES", default.max_running),
+        max_bytes=_number("LANCE_STREAM_MAX_FETCH_BYTES", default.max_bytes),
+        metrics_port=_number("LANCE_STREAM_METRICS_PORT", default.metrics_port),
     )
 
     async def serve() -> bool:

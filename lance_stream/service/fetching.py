@@ -21,7 +21,7 @@ from lance_stream.planning.fingerprint import content_fingerprint, digest, table
 from lance_stream.planning.index import ShardIndex
 from lance_stream.planning.layout import Layout
 from lance_stream.planning.selection import Selection
-from lance_stream.planning.types import type_name
+from lance_stream.planning.types import describe_schema
 from lance_stream.processes import this_process
 from lance_stream.service.indexing import News, Order, check_format, finished, make_index, no_news
 from lance_stream.service.messages import Options, Pin, Plan, Register
@@ -399,18 +399,13 @@ def _mismatch(table: pa.Table, num_rows: int, index: ShardIndex) -> Failure:
     """What was read is not what the index says."""
     found, wanted = f"{table.num_rows} rows", f"{num_rows} rows"
     if not table.schema.equals(index.schema):
-        found += f" of {_described(table.schema)}"
-        wanted += f" of {_described(index.schema)}"
+        found += f" of {describe_schema(table.schema)}"
+        wanted += f" of {describe_schema(index.schema)}"
     if index.selection.transform is not None:
         text = f"it gave {found}, and {wanted} when the stream was planned; cast its columns"
         return Failure(FailureKind.TRANSFORM, text, retryable=False)
     text = f"the table gave {found}, the index says {wanted}"
     return Failure(FailureKind.BROKEN, text, retryable=False)
-
-
-def _described(schema: pa.Schema) -> str:
-    nulls = {True: "", False: " not null"}
-    return ", ".join(f"{f.name}: {type_name(f)}{nulls[f.nullable]}" for f in schema)
 
 
 def _classified(call: Callable[[], _T], *, while_opening: bool) -> _T:

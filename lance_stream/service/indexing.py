@@ -25,7 +25,7 @@ from lance_stream.planning.rows import FragmentRows, RowRange
 from lance_stream.planning.selection import Selection, shown
 from lance_stream.planning.sizing import RowSize, estimate_row_size, rows_per_shard
 from lance_stream.planning.subset import in_subset, is_hashable, places
-from lance_stream.planning.types import sample_schema, sample_table
+from lance_stream.planning.types import describe_schema, sample_schema, sample_table
 from lance_stream.service.transform import TransformFailedError, transformed
 from lance_stream.shards.mds_format import mds_encodings
 from lance_stream.shards.mds_limits import check_mds_nulls, check_mds_sizes
@@ -348,15 +348,11 @@ def _common_schema(runs: list[pa.Table]) -> pa.Schema:
     for run in runs:
         if not run.schema.equals(schema):
             text = (
-                f"it gave {_described(run.schema)} for some rows and "
-                f"{_described(schema)} for others: cast them to one type"
+                f"it gave {describe_schema(run.schema)} for some rows and "
+                f"{describe_schema(schema)} for others: cast them to one type"
             )
             raise TransformFailedError(text)
     return schema
-
-
-def _described(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name}: {field.type}" for field in schema)
 
 
 def _overhead_bytes(schema: pa.Schema) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lance_stream.telemetry.board import read_boards
@@ -30,7 +30,7 @@ def stats_of(streams: Sequence[dict[str, Any]], counters_directory: str) -> list
     return found
 
 
-async def serve_metrics(port: int, text: Any) -> asyncio.Server | None:
+async def serve_metrics(port: int, text: Callable[[], str]) -> asyncio.Server | None:
     """Answer ``GET /metrics`` on 127.0.0.1; a port that is taken is logged, and nothing else.
 
     Args:
@@ -39,9 +39,13 @@ async def serve_metrics(port: int, text: Any) -> asyncio.Server | None:
     """
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, asyncio.TimeoutError, asyncio.LimitOverrunError):
+        # A request that is too long is a ValueError.
+        with (
+            contextlib.suppress(OSError, asyncio.TimeoutError, ValueError),
+            contextlib.closing(writer),
+        ):
             request = await asyncio.wait_for(reader.readline(), _REQUEST_S)
-            method, _, rest = request[:_MAX_REQUEST_BYTES].partition(b" ")
+            method, _, rest = request.partition(b" ")
             found = method == b"GET" and rest.split(b" ")[0] in (b"/metrics", b"/")
             body = text().encode() if found else b"not found\n"
             head = (
@@ -51,10 +55,9 @@ async def serve_metrics(port: int, text: Any) -> asyncio.Server | None:
             )
             writer.write(head.encode() + body)
             await asyncio.wait_for(writer.drain(), _REQUEST_S)
-        writer.close()
 
     try:
-        return await asyncio.start_server(answer, "127.0.0.1", port)
+        return await asyncio.start_server(answer, "127.0.0.1", port, limit=_MAX_REQUEST_BYTES)
     except OSError as error:
         logger.warning("LANCE_STREAM_METRICS_PORT=%d: cannot serve metrics: %s", port, error)
         return None

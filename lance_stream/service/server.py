@@ -8,24 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import logging
 import os
 import shutil
 import signal
 import socket
 import struct
-import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
 
-import pyarrow as pa
-
-from lance_stream.errors import LanceStreamError
-from lance_stream.planning.index import ShardIndex
-from lance_stream.processes import is_alive
 from lance_stream.service import messages as m
 from lance_stream.service import scheduler as s
 from lance_stream.service.fetching import (
@@ -38,8 +29,11 @@ from lance_stream.service.fetching import (
 from lance_stream.service.journal import Journal
 from lance_stream.service.launcher import peer_uid
 from lance_stream.service.metrics import serve_metrics, stats_of
+from lance_stream.service.pins import Pins
+from lance_stream.service.plans import Plans
 from lance_stream.service.runtime import Endpoint
 from lance_stream.service.tallies import Tallies
+from lance_stream.service.threads import in_thread
 from lance_stream.shards.ledger import Ledger
 from lance_stream.source.failures import classify, explain
 from lance_stream.source.location import redact
@@ -49,12 +43,7 @@ __all__ = ["Limits", "Server"]
 
 logger = logging.getLogger(__name__)
 
-_T = TypeVar("_T")
-
-_NEWS_EVERY_S = 0.2
 _SHOW_EVERY_S = 0.05
-# How long the process stays to remove the pins of clients that are gone.
-_UNPIN_S = 15.0
 # How long it stays to put what it fetched into shared caches.
 _SHARE_S = 10.0
 
@@ -81,17 +70,22 @@ class _Client:
     writer: asyncio.StreamWriter
     pid: int = 0
     streams: set[str] = field(default_factory=set)
-    pins: list[Callable[[], None]] = field(default_factory=list)
 
 
 class Server:
     """State of the process. Everything but the threads runs on the event loop."""
 
-    def __init__(self, endpoint: Endpoint, limits: Limits) -> None:
-        """Prepare; ``run`` serves."""
+    def __init__(self, endpoint: Endpoint, limits: Limits, fetcher: Fetcher | None = None) -> None:
+        """Prepare; ``run`` serves.
+
+        Args:
+            endpoint: Where it is found.
+            limits: What it may use.
+            fetcher: Does the work; None for one of its own.
+        """
         self._endpoint = endpoint
         self._limits = limits
-        self._fetcher = Fetcher(limits.max_running)
+        self._fetcher = fetcher or Fetcher(limits.max_running)
         self._journal = Journal(endpoint.running_directory)
         self._scheduler = s.Scheduler(
             max_running=limits.max_running,
@@ -106,10 +100,10 @@ class Server:
         self._showing: asyncio.TimerHandle | None = None
         self._clients: dict[int, _Client] = {}
         self._connections = 0
-        self._plans = 0
-        self._unpinning = 0
         self._retired = False
         self._loop = asyncio.get_running_loop()
+        self._plans = Plans(self._fetcher, endpoint.plans_directory, self._retire)
+        self._pins = Pins(self._fetcher.pin)
         self.ended = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._idle: asyncio.TimerHandle | None = None
@@ -133,19 +127,23 @@ class Server:
             await serve_metrics(self._limits.metrics_port, self._metrics)
         await self.ended.wait()
         server.close()
-        for client in list(self._clients.values()) if not self._retired else ():
-            for remove in client.pins:
-                self._unpin(remove)
-        deadline = self._loop.time() + _UNPIN_S
-        while self._unpinning and self._loop.time() < deadline:
-            await asyncio.sleep(0.02)
+        # A fresh process takes over from one that retires: versions stay held.
+        await self._pins.end(keep=self._retired)
         if not self._clients:
-            await asyncio.to_thread(self._fetcher.shared.close, _SHARE_S)
+            await self._end_sharing()
         # What is still in the buffers of the sockets is sent before they close.
         for client in list(self._clients.values()):
             with contextlib.suppress(OSError, asyncio.TimeoutError):
                 await asyncio.wait_for(client.writer.drain(), 1.0)
         return bool(self._clients)
+
+    async def _end_sharing(self) -> None:
+        """Put what waits into shared caches; not for ever, whatever hangs."""
+        closed = asyncio.Event()
+        # A thread of the loop's own pool would be waited for when the loop ends.
+        in_thread(lambda: self._fetcher.shared.close(_SHARE_S), lambda _: closed.set())
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(closed.wait(), 2 * _SHARE_S)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # So that ``drain`` means sent, not merely below a mark.
@@ -181,9 +179,9 @@ class Server:
             case m.Hello(pid=pid):
                 client.pid = pid
             case m.Plan():
-                self._plan(client, message)
+                self._plans.answer(message, lambda answer: self._send(client, answer))
             case m.Pin():
-                self._pin(client, message)
+                self._pins.make(client.number, message, lambda answer: self._send(client, answer))
             case m.Register():
                 self._register(client, message)
             case m.Forget(stream=stream):
@@ -223,8 +221,7 @@ class Server:
 
     def _on_gone(self, client: _Client) -> None:
         self._clients.pop(client.number, None)
-        for remove in client.pins:
-            self._unpin(remove)
+        self._pins.release(client.number)
         self._handle(s.Left(client.number))
         for stream in list(client.streams):
             self._forget(client, stream)
@@ -292,7 +289,7 @@ class Server:
             else:
                 self._publish(key, attempt, source, result)
 
-        self._in_thread(lambda: self._fetcher.fetch(source, key.shard), done)
+        in_thread(lambda: self._fetcher.fetch(source, key.shard), done)
 
     def _publish(self, key: s.Key, attempt: int, source: StreamSource, fetched: Fetched) -> None:
         """Rename the file into place, then look whether anybody still wants it."""
@@ -317,9 +314,9 @@ class Server:
         kind = "tier" if fetched.from_tier else "lance"
         self._tallies.add(key.stream, f"from_{kind}")
         self._tallies.add(key.stream, f"{kind}_bytes", num_bytes)
-        # Only tiers that lack it are written.
-        self._fetcher.share(source, key.shard)
         self._handle(s.Fetched(key, attempt, num_bytes))
+        # After those who wait were told. Only tiers that lack it are written.
+        self._fetcher.share(source, key.shard)
 
     def _unwanted(self, key: s.Key, attempt: int) -> None:
         self._journal.end(key)
@@ -365,110 +362,7 @@ class Server:
         if not client.writer.is_closing():
             client.writer.write(m.encode(message))
 
-    def _plan(self, client: _Client, request: m.Plan) -> None:
-        """Plan in a thread, bounded by the request's time."""
-        self._plans += 1
-        path = f"{self._endpoint.plans_directory}/{self._plans}"
-        answered = False
-
-        def answer(message: m.FromServer) -> None:
-            nonlocal answered
-            if not answered:
-                answered = True
-                self._send(client, message)
-
-        def done(result: ShardIndex | BaseException | None) -> None:
-            timer.cancel()
-            if result is None:
-                answer(m.Planned(""))
-            elif isinstance(result, LanceStreamError):
-                answer(m.PlanFailed(type(result).__name__, str(result)))
-            elif isinstance(result, BaseException):
-                logger.error("planning failed", exc_info=result)
-                text = f"planning {request.uri} failed: {type(result).__name__}: {result}"
-                answer(m.PlanFailed("PlanError", text))
-            else:
-                with open(path, "wb") as file:
-                    file.write(result.to_bytes())
-                answer(m.Planned(path))
-
-        def too_late() -> None:
-            text = (
-                f"{request.uri} got no answer within download_timeout={request.timeout_s:g} s; "
-                "check endpoint and network, or raise download_timeout"
-            )
-            answer(m.PlanFailed("SourceUnavailableError", text))
-            self._retire(text, ())
-
-        timer = self._loop.call_later(request.timeout_s, too_late)
-
-        def goes_on(message: m.Planning) -> None:
-            nonlocal timer
-            if not answered:
-                timer.cancel()
-                timer = self._loop.call_later(request.timeout_s, too_late)
-                self._send(client, message)
-
-        told_at = 0.0
-
-        def news(what: str, done: int, total: int) -> None:
-            nonlocal told_at
-            now = time.monotonic()
-            if now - told_at > _NEWS_EVERY_S:
-                told_at = now
-                self._loop.call_soon_threadsafe(goes_on, m.Planning(what, done, total))
-
-        self._in_thread(lambda: self._fetcher.plan(request, news), done)
-
-    def _pin(self, client: _Client, request: m.Pin) -> None:
-        """Tag a version in a thread; the tag goes with the connection."""
-
-        def done(result: tuple[str, Callable[[], None]] | BaseException) -> None:
-            if isinstance(result, BaseException):
-                logger.warning("cannot pin %s: %s", redact(request.uri), result)
-                text = redact(str(result), request.options.values)
-                self._send(client, m.Pinned("", text))
-                return
-            name, remove = result
-            if client.number in self._clients:
-                client.pins.append(remove)
-                self._send(client, m.Pinned(name))
-            else:
-                self._unpin(remove)
-
-        self._in_thread(lambda: self._fetcher.pin(request, is_alive), done)
-
-    def _unpin(self, remove: Callable[[], None]) -> None:
-        self._unpinning += 1
-
-        def done(result: BaseException | None) -> None:
-            self._unpinning -= 1
-            if result is not None:
-                logger.warning("cannot remove a pin: %s", result)
-
-        self._in_thread(remove, done)
-
-    def _in_thread(
-        self, work: Callable[[], _T], done: Callable[[_T | BaseException], None]
-    ) -> None:
-        """Run ``work`` in a thread; ``done`` gets its result or exception on the loop."""
-
-        def run() -> None:
-            result: _T | BaseException
-            try:
-                result = work()
-            except BaseException as error:  # noqa: BLE001
-                # Lance panics are not Exceptions.
-                result = error
-            self._loop.call_soon_threadsafe(done, result)
-            del result
-            # The main thread and this one: nothing else is being fetched.
-            if threading.active_count() <= 2:
-                _give_memory_back()
-
-        threading.Thread(target=run, daemon=True).start()
-
-    def _retire(self, reason: str, hung: tuple[tuple[s.Key, int], ...]) -> None:
+    def _retire(self, reason: str, hung: tuple[tuple[s.Key, int], ...] = ()) -> None:
         """End the process although a call hangs in it; clients come back to a fresh one."""
         logger.warning("%s: retiring this process, a fresh one takes over", reason)
         shutil.rmtree(self._endpoint.running_directory, ignore_errors=True)
@@ -488,10 +382,3 @@ def _size(path: str) -> int | None:
         return os.stat(path).st_size
     except FileNotFoundError:
         return None
-
-
-def _give_memory_back() -> None:
-    """Return freed memory to the system, so that an idle process is small."""
-    pa.default_memory_pool().release_unused()
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL("libc.so.6").malloc_trim(0)

@@ -64,11 +64,13 @@ def map_writable(descriptor: int, size: int) -> tuple[memoryview, object]:
     """Map an open file for reading and writing, shared with other processes.
 
     Returns:
-        Its bytes, valid only as long as the second value, the mapping, is referred to.
+        Its bytes, and the mapping; it lives as long as either is referred to.
 
     Raises:
         OSError: The kernel refuses.
     """
     mapping = _Mapping(descriptor, size, mmap.PROT_READ | mmap.PROT_WRITE)
     array = (ctypes.c_char * size).from_address(mapping.address)
+    # Views of the bytes refer to the array, and so keep the mapping.
+    array.mapping = mapping  # type: ignore[attr-defined]
     return memoryview(array).cast("B"), mapping

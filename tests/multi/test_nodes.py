@@ -14,11 +14,13 @@ from lance_stream import LanceStream
 from lance_stream.planning.index import ShardIndex
 from tests.multi.ranks import ForkedRanks
 from tests.stores.outcomes import outcome
+from tests.support.mounts import as_root
 from tests.support.object_store import S3Server
 from tests.support.streams import batches, dataset, ids, wait_until
 from tests.support.tables import write_table
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="nodes are made by mounting")
+# Nodes are made by mounting.
+pytestmark = as_root
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.commands import COMMAND, lance_stream, refusal, start_lance_stream
+from tests.support.mounts import as_root, mounted
 from tests.support.scripts import run_script, start_script
 from tests.support.streams import wait_until
 from tests.support.tables import write_table
@@ -195,14 +196,11 @@ def test_a_transform_of_the_working_directory(table_100: str, tmp_path: Path) ->
     assert "no good" in text
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="a full disk is made by mounting")
+@as_root
 def test_a_full_disk(table: str, tmp_path: Path) -> None:
     local = tmp_path / "cache"
     local.mkdir()
-    mounted = ["mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", str(local)]
-    if subprocess.run(mounted).returncode:
-        pytest.skip("this root may not mount")
-    try:
+    with mounted(local, "size=100k"):
         arguments = ("warm", table, "--local", local, "--shard-rows", 100)
         text = refusal(lance_stream(*arguments))
         assert "bytes free, the shard needs about" in text
@@ -210,8 +208,6 @@ def test_a_full_disk(table: str, tmp_path: Path) -> None:
         assert not [name for name in os.listdir(local) if name.startswith(".tmp-")]
         subprocess.run(["mount", "-o", "remount,size=10m", str(local)], check=True)
         assert lance_stream(*arguments, "--json").json()["kept_shards"] > 0
-    finally:
-        subprocess.run(["umount", str(local)], check=True)
 
 
 def test_progress(table_100: str, tmp_path: Path) -> None:
@@ -386,7 +382,6 @@ def test_a_shared_cache_that_is_down(table_100: str) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("place", ["--local", "--shared-cache"])
 def test_over_ray(table: str, tmp_path: Path, place: str) -> None:
-    pytest.importorskip("ray")
     where = tmp_path / "place"
     arguments = ("warm", table, place, where, "--shard-rows", 100, "--json", "--engine", "ray")
     told = lance_stream(*arguments, timeout_s=200).json()

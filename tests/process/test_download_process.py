@@ -48,6 +48,13 @@ def s3_table(s3_server: S3Server, s3_bucket: str) -> str:
     return uri
 
 
+def put(path: Path, value: Any) -> None:
+    """Write ``value`` so that whoever sees the file sees all of it."""
+    whole = path.with_suffix(".tmp")
+    whole.write_text(json.dumps(value))
+    whole.replace(path)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_killed_every_4000_rows(table_20000: str, workers: int) -> None:
     """SIGKILL again and again: every row of both epochs, and a fresh process each time."""
@@ -116,7 +123,7 @@ def test_killed_job_leaves_nothing(table_20000: str, tmp_path: Path) -> None:
         data = dataset(table_20000, shard_rows=50, local=str(local), batch_size=10)
         for number, _ in enumerate(batches(data, 2)):
             if number == 20:
-                marker.write_text(json.dumps([endpoint(data).pid(), endpoint(data).directory]))
+                put(marker, [endpoint(data).pid(), endpoint(data).directory])
 
     job = fork(train)
     wait_until(marker.exists, 60, "the job trains")
@@ -144,7 +151,7 @@ def test_ended_job_leaves_nothing(table_100: str, tmp_path: Path, how: str) -> N
     def train() -> None:
         data = dataset(table_100, shard_rows=10, local=str(local))
         for _ in batches(data, 2):
-            marker.write_text(json.dumps([endpoint(data).pid(), endpoint(data).directory]))
+            put(marker, [endpoint(data).pid(), endpoint(data).directory])
             if how in ("interrupt", "terminate"):
                 time.sleep(30)
             if how == "raise":

@@ -24,6 +24,7 @@ import pyarrow as pa
 import pytest
 
 from tests.support.forked import run_forked
+from tests.support.mounts import as_root, mounted
 from tests.support.scripts import RunningScript, ScriptResult, run_script, start_script
 from tests.support.streams import wait_until
 from tests.support.tables import assert_row, write_table
@@ -491,30 +492,27 @@ def test_an_empty_folder_stays_if_nothing_was_done(tmp_path: Path, out: Path) ->
     )
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="a full disk is made by mounting")
+@as_root
 def test_a_full_disk(table_8000: str, out: Path) -> None:
     out.mkdir()
-    mounted = ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(out)]
-    if subprocess.run(mounted).returncode:
-        pytest.skip("this root may not mount")
-    try:
+    with mounted(out, "size=300k"):
         text = refusal(export(table_8000, out, "--shard-rows", 400))
         assert f"{out}: no space left in {out}: No space left on device; free some" in text
         assert not (out / "index.json").exists()
         assert not [name for name in names(out) if name.startswith(".tmp-")]
-        grown = ["mount", "-o", "remount,size=10m", str(out)]
-        subprocess.run(grown, check=True)
+        subprocess.run(["mount", "-o", "remount,size=10m", str(out)], check=True)
         assert export(table_8000, out, "--shard-rows", 400, "--json").json()["kept_shards"] > 0
         assert read_all(out) == list(range(8000))
-    finally:
-        subprocess.run(["umount", str(out)], check=True)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+@as_root
 def test_a_folder_that_may_not_be_written(table_100: str, tmp_path: Path) -> None:
     folder = tmp_path / "closed"
-    folder.mkdir(mode=0o500)
-    assert "cannot be written" in refusal(export(table_100, folder / "out"))
+    folder.mkdir()
+    with mounted(folder, "ro,size=100k"):
+        text = refusal(export(table_100, folder / "out"))
+    assert "cannot be written" in text
+    assert "Read-only file system" in text
 
 
 # --- what is printed ---

@@ -130,7 +130,7 @@ def test_twenty_thousand_fragments(tmp_path: Path) -> None:
     def run() -> list[Any]:
         from lance_stream import build_index
         from lance_stream.host.settling import job_endpoint
-        from lance_stream.service.client import Lease
+        from lance_stream.service.holds import Lease
 
         lease = Lease(job_endpoint())
         said = []

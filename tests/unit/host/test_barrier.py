@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from lance_stream.host.barrier import Barrier
+from tests.support.streams import wait_until
 
 
 @pytest.fixture
@@ -84,3 +85,41 @@ def test_it_pickles_after_use(barrier: Barrier) -> None:
     again = pickle.loads(pickle.dumps(barrier))
     again(1)
     assert int(barrier._shared[0]) == 2
+
+
+ORPHAN = """
+import multiprocessing, os, signal, sys, time
+from pathlib import Path
+from lance_stream.host.barrier import Barrier
+from tests.support.streams import wait_until
+
+folder = Path(sys.argv[1])
+barrier = Barrier(str(folder / "lock"), f"lst_barrier_{os.getpid()}")
+
+def come():
+    os.close(1), os.close(2)
+    (folder / "there").touch()
+    try:
+        barrier.__dict__.pop("lock", None)
+        barrier(2)
+    except Exception as error:
+        (folder / "part").write_text(str(error))
+        (folder / "part").rename(folder / "error")
+    os._exit(0)
+
+multiprocessing.get_context("fork").Process(target=come).start()
+while not (folder / "there").exists():
+    time.sleep(0.01)
+print(os.getpid(), flush=True)
+barrier._shared.shm.shm.unlink()
+os._exit(0)
+"""
+
+
+def test_the_trainer_is_gone(run_python: Callable[..., str], tmp_path: Path) -> None:
+    """A worker whose trainer died does not wait for the other workers."""
+    trainer = run_python(ORPHAN, str(tmp_path)).strip()
+    wait_until((tmp_path / "error").exists, 20, "the worker to end")
+    text = (tmp_path / "error").read_text()
+    assert "1 of 2 processes of this node" in text
+    assert f"process {trainer}, which started this, is gone" in text

@@ -26,9 +26,8 @@ from lance_stream.service.runtime import (
     runtime_root,
     sweep_stale_endpoints,
 )
+from tests.support.mounts import as_root
 from tests.unit.conftest import ROOT
-
-as_root = pytest.mark.skipif(os.getuid() != 0, reason="gives files to another user")
 
 
 def _mode(path: str | Path) -> int:

@@ -24,6 +24,9 @@ class Planner:
         close = staticmethod(lambda timeout_s: None)
         open = staticmethod(lambda urls: None)
 
+    def pin(self, request, is_alive):
+        raise OSError("not asked for")
+
     def plan(self, request, news):
         for _ in range(10):
             # Longer than the server leaves between two words.
@@ -48,8 +51,7 @@ async def ask(path, uri):
     return [names, answer.error, answer.message, seconds]
 
 async def main(endpoint, uri):
-    server = Server(endpoint, Limits())
-    server._fetcher = Planner()
+    server = Server(endpoint, Limits(), Planner())
     task = asyncio.create_task(server.run())
     await asyncio.sleep(0.1)
     result = await ask(endpoint.socket_path, uri)

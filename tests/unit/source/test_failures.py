@@ -20,7 +20,7 @@ class PanicException(BaseException):  # As pyo3 names it.
 
 
 # Texts of pylance 14.0.2, each seen from the call named at its side; paths shortened.
-_AT = ", /home/runner/work/lance/lance/rust/lance-io/src/object_store.rs:1576:42"
+_AT = ", /build/lance/rust/lance-io/src/object_store.rs:1576:42"
 _RUSTC = ", /rustc/48a229ceaefd4985c50990b14116b6d856af0985/library/core/src/ops/function.rs:250:5"
 _LIST = (
     "LanceError(IO): Generic S3 error: Error performing list request: Error performing GET "
@@ -45,8 +45,8 @@ OPENING: list[tuple[BaseException, FailureKind, bool]] = [
     (
         ValueError(
             "Dataset at path tmp/none.lance was not found: Not found: tmp/none.lance/_versions, "
-            "/home/runner/work/lance/lance/rust/lance-table/src/io/commit.rs:653:26, "
-            "/home/runner/work/lance/lance/rust/lance/src/dataset/builder.rs:921:29"
+            "/build/lance/rust/lance-table/src/io/commit.rs:653:26, "
+            "/build/lance/rust/lance/src/dataset/builder.rs:921:29"
         ),
         K.NOT_FOUND,
         False,
@@ -55,7 +55,7 @@ OPENING: list[tuple[BaseException, FailureKind, bool]] = [
         ValueError(
             "Dataset at path tmp/t.lance/_versions/99.manifest was not found: Not found: "
             "tmp/t.lance/_versions/99.manifest, "
-            "/home/runner/work/lance/lance/rust/lance-io/src/local.rs:273:40"
+            "/build/lance/rust/lance-io/src/local.rs:273:40"
         ),
         K.VERSION_NOT_FOUND,
         False,
@@ -64,7 +64,7 @@ OPENING: list[tuple[BaseException, FailureKind, bool]] = [
     (
         ValueError(
             "Invalid user input: Schema error: No field named zz. Valid fields are a, _rowid, "
-            "_rowaddr., /home/runner/work/lance/lance/rust/lance/src/dataset/scanner.rs:839:33"
+            "_rowaddr., /build/lance/rust/lance/src/dataset/scanner.rs:839:33"
         ),
         K.BAD_REQUEST,
         False,
@@ -149,8 +149,8 @@ READING: list[tuple[BaseException, FailureKind, bool]] = [
     (
         OSError(
             "External error: LanceError(IO): Generic N/A error: Not found: /tmp/t.lance/data/"
-            "110100001010000110010101f8694546daa9ed5e2e7096e9d1.lance, /home/runner/work/lance/"
-            f"lance/rust/lance-io/src/object_reader.rs:335:56{_RUSTC}"
+            "110100001010000110010101f8694546daa9ed5e2e7096e9d1.lance, /build/lance/"
+            f"rust/lance-io/src/object_reader.rs:335:56{_RUSTC}"
         ),
         K.VERSION_NOT_FOUND,
         False,
@@ -187,7 +187,7 @@ READING: list[tuple[BaseException, FailureKind, bool]] = [
         ValueError(
             "External error: Invalid user input: file does not appear to be a Lance file "
             "(invalid magic: [76, 65, 78, 67]), "
-            "/home/runner/work/lance/lance/rust/lance-file/src/reader.rs:797:24"
+            "/build/lance/rust/lance-file/src/reader.rs:797:24"
         ),
         K.BROKEN,
         False,

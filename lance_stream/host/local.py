@@ -1,0 +1,69 @@
+"""What lies in the local caches when a dataset is built."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lance_stream.errors import PlanError
+from lance_stream.host.cache import StreamCache
+from lance_stream.processes import is_alive
+from lance_stream.shards.paths import is_shard_name, sweep_temporary_files
+
+__all__ = ["check_only_copies", "find_shards"]
+
+logger = logging.getLogger(__name__)
+
+
+def find_shards(cache: StreamCache, usage: NDArray[np.int64]) -> None:
+    """Find which shards are in a cache; remove what dead jobs left behind.
+
+    Under a cache limit, shards of other data are removed too: the limit would not count them.
+
+    Args:
+        cache: Of one stream.
+        usage: int64 array (shards,), filled with bytes; 0: not there.
+    """
+    directory = cache.address.directory
+    for name in sweep_temporary_files(directory, is_alive):
+        logger.info("removed %s, left behind by a process that is gone", name)
+    ours = cache.name(0).split(".")[::2]
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if not is_shard_name(entry.name):
+                continue
+            fingerprint, number, suffix = entry.name.split(".")
+            if [fingerprint, suffix] == ours and int(number) < len(usage):
+                size = entry.stat().st_size
+                usage[int(number)] = size
+                cache.ledger.charge(int(number), size)
+            elif cache.limited:
+                os.unlink(entry.path)
+
+
+def check_only_copies(dataset: object, ours: type) -> None:
+    """Refuse a cache limit under which the host would evict the only copy of another stream.
+
+    Args:
+        dataset: Who asks for shards: the dataset that is being built, if it is one.
+        ours: The class of streams that can fetch any shard again.
+
+    Raises:
+        PlanError: Names the directory.
+    """
+    if not getattr(dataset, "cache_limit", None):
+        return
+    for stream in getattr(dataset, "streams", None) or ():
+        fetched = isinstance(stream, ours) or getattr(stream, "remote", None) not in (
+            None,
+            stream.local,
+        )
+        if not fetched:
+            msg = (
+                f"cache_limit evicts shards of every stream, and {stream.local!r} has no other "
+                "copy to fetch them from again: give that stream a remote=, or no cache_limit"
+            )
+            raise PlanError(msg)

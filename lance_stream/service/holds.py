@@ -1,0 +1,97 @@
+"""Holds of a trainer on its download process, and on a version of a table: connections."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from typing import ClassVar
+
+import msgspec
+
+from lance_stream.service import messages as m
+from lance_stream.service.connections import close, keep_from_children
+from lance_stream.service.launcher import connect
+from lance_stream.service.runtime import Endpoint
+from lance_stream.source.location import redact
+
+__all__ = ["Lease", "PinnedVersion"]
+
+logger = logging.getLogger(__name__)
+
+
+class PinnedVersion:
+    """A hold on a version of a table: a tag, until closed or the process ends."""
+
+    def __init__(self, endpoint: Endpoint, request: m.Pin) -> None:
+        """Have the tag made; a warning is logged where that is not possible."""
+        self._pid = os.getpid()
+        self.name = ""
+        self._connection = connect(endpoint)
+        keep_from_children(self._connection)
+        message = "the download process ended"
+        try:
+            self._connection.settimeout(request.timeout_s + 15.0)
+            self._connection.sendall(m.encode(request))
+            payload = m.receive_frame(self._connection)
+            answer = None if payload is None else m.decode_server(payload)
+            if isinstance(answer, m.Pinned):
+                self.name, message = answer.name, answer.message
+        except (OSError, msgspec.DecodeError) as error:
+            message = str(error)
+        if not self.name:
+            logger.warning(
+                "pin=True: version %d of %s is not held with a tag, a cleanup may remove it while "
+                "it is trained on: %s",
+                request.version,
+                redact(request.uri),
+                message,
+            )
+
+    def close(self) -> None:
+        """Let go of the version."""
+        if os.getpid() == self._pid:
+            close(self._connection)
+
+
+class _Leases:
+    """Of this process: how many there are for each endpoint, and their one connection."""
+
+    lock = threading.Lock()
+    by_endpoint: ClassVar[dict[Endpoint, tuple[int, socket.socket]]] = {}
+
+
+class Lease:
+    """A hold on the download process: it lives at least as long. One connection for all."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        """Take hold, starting the process if need be."""
+        self._endpoint = endpoint
+        self._pid = os.getpid()
+        with _Leases.lock:
+            count, connection = _Leases.by_endpoint.get(endpoint, (0, None))
+            if connection is None:
+                connection = connect(endpoint)
+                keep_from_children(connection)
+            _Leases.by_endpoint[endpoint] = (count + 1, connection)
+
+    def close(self) -> None:
+        """Let go of the process."""
+        if os.getpid() != self._pid:
+            return
+        with _Leases.lock:
+            count, connection = _Leases.by_endpoint.pop(self._endpoint)
+            if count > 1:
+                _Leases.by_endpoint[self._endpoint] = (count - 1, connection)
+                return
+        close(connection)
+
+
+def _after_fork_in_child() -> None:
+    # The lock may have been held by a thread that is not here.
+    _Leases.lock = threading.Lock()
+    _Leases.by_endpoint.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,109 @@
+"""Answers to who asks for an index: made in a thread, given up when it is silent for too long."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable
+
+from lance_stream.errors import LanceStreamError
+from lance_stream.planning.index import ShardIndex
+from lance_stream.service import messages as m
+from lance_stream.service.fetching import Fetcher
+from lance_stream.service.threads import in_thread
+from lance_stream.source.location import redact
+
+__all__ = ["Plans"]
+
+logger = logging.getLogger(__name__)
+
+_NEWS_EVERY_S = 0.2
+
+
+class Plans:
+    """Planning of the download process. Used on the event loop only."""
+
+    def __init__(self, fetcher: Fetcher, directory: str, retire: Callable[[str], None]) -> None:
+        """Begin with none.
+
+        Args:
+            fetcher: Does the work.
+            directory: Where indexes are put for who asked.
+            retire: Ends the process, since a call hangs in it; takes the reason.
+        """
+        self._fetcher = fetcher
+        self._directory = directory
+        self._retire = retire
+        self._count = 0
+
+    def answer(self, request: m.Plan, send: Callable[[m.FromServer], None]) -> None:
+        """Plan, and tell who asked; returns at once.
+
+        Args:
+            request: What is asked for. Without a word of progress for its time it is given up.
+            send: Tells the client.
+        """
+        self._count += 1
+        path = os.path.join(self._directory, str(self._count))
+        loop, uri = asyncio.get_running_loop(), redact(request.uri)
+        answered = False
+
+        def answer(message: m.FromServer) -> None:
+            nonlocal answered
+            if not answered:
+                answered = True
+                send(message)
+
+        def done(result: ShardIndex | BaseException | None) -> None:
+            timer.cancel()
+            if result is None:
+                answer(m.Planned(""))
+            elif isinstance(result, LanceStreamError):
+                answer(m.PlanFailed(type(result).__name__, str(result)))
+            elif isinstance(result, BaseException):
+                logger.error("planning %s failed", uri, exc_info=result)
+                text = redact(f"{type(result).__name__}: {result}", request.options.values)
+                answer(m.PlanFailed("PlanError", f"planning {uri} failed: {text}"))
+            else:
+                answer(_written(result, path))
+
+        def too_late() -> None:
+            text = (
+                f"{uri} got no answer within download_timeout={request.timeout_s:g} s; "
+                "check endpoint and network, or raise download_timeout"
+            )
+            answer(m.PlanFailed("SourceUnavailableError", text))
+            self._retire(text)
+
+        timer = loop.call_later(request.timeout_s, too_late)
+
+        def goes_on(message: m.Planning) -> None:
+            nonlocal timer
+            if not answered:
+                timer.cancel()
+                timer = loop.call_later(request.timeout_s, too_late)
+                send(message)
+
+        told_at = 0.0
+
+        def news(what: str, done: int, total: int) -> None:
+            nonlocal told_at
+            now = time.monotonic()
+            if now - told_at > _NEWS_EVERY_S:
+                told_at = now
+                loop.call_soon_threadsafe(goes_on, m.Planning(what, done, total))
+
+        in_thread(lambda: self._fetcher.plan(request, news), done)
+
+
+def _written(index: ShardIndex, path: str) -> m.FromServer:
+    """Lay an index down for who asked."""
+    try:
+        with open(path, "wb") as file:
+            file.write(index.to_bytes())
+    except OSError as error:
+        text = f"the index of {redact(index.uri)} cannot be written to {path}: {error}"
+        return m.PlanFailed("DownloadProcessError", f"{text}; free space there")
+    return m.Planned(path)

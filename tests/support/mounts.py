@@ -1,0 +1,40 @@
+"""File systems that a test mounts, and what is skipped where that is not possible.
+
+CI sets ``CI`` and runs as root: there nothing is skipped, a mount that fails is a failure.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+__all__ = ["as_root", "mounted"]
+
+_IN_CI = bool(os.environ.get("CI"))
+
+as_root = pytest.mark.skipif(
+    os.geteuid() != 0 and not _IN_CI, reason="only root may do this; CI runs as root"
+)
+
+
+@contextmanager
+def mounted(folder: Path, options: str) -> Iterator[None]:
+    """A small file system in memory, mounted at a folder that is there.
+
+    Args:
+        folder: Where.
+        options: Of the mount, such as ``size=100k`` or ``ro``.
+    """
+    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        (pytest.fail if _IN_CI else pytest.skip)(f"cannot mount: {done.stderr}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
