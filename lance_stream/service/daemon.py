@@ -17,13 +17,14 @@ import sys
 import time
 
 from lance_stream.errors import DownloadProcessError
+from lance_stream.service.logbook import LogHandler
 from lance_stream.service.runtime import Endpoint, locked
 
 __all__ = ["main"]
 
 logger = logging.getLogger(__name__)
 
-_MAX_LOG_BYTES = 4 << 20
+_BOUND_LOG_EVERY_S = 1.0
 
 
 def main(directory: str) -> None:
@@ -46,16 +47,11 @@ def main(directory: str) -> None:
     os.write(alive, str(os.getpid()).encode())
     # Ctrl-C in the trainer's terminal is not for this process: it ends with its clients.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if os.path.getsize(endpoint.log_path) > _MAX_LOG_BYTES:
-        os.truncate(endpoint.log_path, 0)
-    logging.basicConfig(
-        level=logging.INFO,
-        format="%(asctime)s %(process)d %(levelname)s %(message)s",
-        stream=sys.stderr,
-    )
+    log = LogHandler(endpoint.log_path)
+    logging.basicConfig(level=logging.INFO, handlers=[log])
     started = time.monotonic()
     try:
-        _serve(endpoint)
+        _serve(endpoint, log)
     except BaseException:
         logger.exception("the download process failed")
     logger.info("ending after %.0f s", time.monotonic() - started)
@@ -72,7 +68,13 @@ def _number(name: str, default: int) -> int:
     return int(text or default)
 
 
-def _serve(endpoint: Endpoint) -> None:
+async def _bound(log: LogHandler) -> None:
+    while True:
+        log.bound()
+        await asyncio.sleep(_BOUND_LOG_EVERY_S)
+
+
+def _serve(endpoint: Endpoint, log: LogHandler) -> None:
     # Only after the fork: threads of the libraries would not survive it.
     from lance_stream.service.server import Limits, Server  # noqa: PLC0415
 
@@ -84,7 +86,11 @@ def _serve(endpoint: Endpoint) -> None:
     )
 
     async def serve() -> bool:
-        return await Server(endpoint, limits).run()
+        bounding = asyncio.create_task(_bound(log))
+        try:
+            return await Server(endpoint, limits).run()
+        finally:
+            bounding.cancel()
 
     if not asyncio.run(serve()):
         # Under the lock, so that nobody starts a process in a directory that is going away.

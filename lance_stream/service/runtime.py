@@ -7,7 +7,7 @@
         socket              0600
         alive               locked by the process while it lives; holds its pid
         starting            locked by whoever starts it
-        log                 what it had to say
+        log, log.1          what it had to say, in lines of JSON, and what came before
         running/            one small file for each fetch in progress: survives a crash
         plans/              indexes on their way to who asked
         counters/           the user's counters, a board for each process
@@ -38,6 +38,7 @@ from lance_stream.errors import DownloadProcessError
 
 __all__ = [
     "Endpoint",
+    "endpoints",
     "lock_holder",
     "lock_is_held",
     "new_endpoint",
@@ -154,8 +155,7 @@ def private_directory(path: str) -> str:
         msg = f"cannot make the private directory {path}: {error}"
         raise DownloadProcessError(msg) from error
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-        msg = f"{path} is not a directory of this user (uid {os.getuid()}); remove or rename it"
-        raise DownloadProcessError(msg)
+        raise DownloadProcessError(_not_ours(path))
     if status.st_mode & 0o077:
         os.chmod(path, 0o700)
     return path
@@ -189,6 +189,38 @@ def new_endpoint() -> Endpoint:
     endpoint = Endpoint(f"{runtime_root()}/{secrets.token_hex(6)}")
     endpoint.make_directories()
     return endpoint
+
+
+def endpoints() -> list[Endpoint]:
+    """Where download processes of this user were started on this node; makes nothing.
+
+    Raises:
+        DownloadProcessError: The directory belongs to somebody else, or cannot be read.
+    """
+    root = runtime_directory()
+    try:
+        status = os.lstat(root)
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+            raise DownloadProcessError(_not_ours(root))
+        entries = [entry for entry in os.scandir(root) if _TOKEN.fullmatch(entry.name)]
+        own = [e for e in entries if e.is_dir(follow_symlinks=False) and _is_own(e)]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        msg = f"cannot read the directory of download processes {root}: {error.strerror}"
+        raise DownloadProcessError(msg) from error
+    return [Endpoint(entry.path) for entry in sorted(own, key=lambda entry: entry.name)]
+
+
+def _is_own(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.stat(follow_symlinks=False).st_uid == os.getuid()
+    except FileNotFoundError:
+        return False
+
+
+def _not_ours(path: str) -> str:
+    return f"{path} is not a directory of this user (uid {os.getuid()}); remove or rename it"
 
 
 def lock_is_held(path: str) -> bool:

@@ -352,7 +352,9 @@ class Server:
                 message = m.Failed(key.stream, key.shard, outcome.kind.value, text)
             else:
                 message = m.Retry(key.stream, key.shard, text)
-            logger.warning("%s%s", text, "" if reply.final else "; trying again")
+            about = {"stream": key.stream, "shard": key.shard, "error": outcome.kind.value}
+            told = text if reply.final else f"{text}; trying again"
+            logger.warning("%s", told, extra={"about": about})
         for number in reply.clients:
             client = self._clients.get(number)
             if client is not None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from typing import Any
 
 from lance_stream.planning.index import ShardIndex
 from lance_stream.service.messages import Register
 from lance_stream.source.location import redact
-from lance_stream.telemetry.board import Board
+from lance_stream.telemetry.board import Board, board_path, read_board
 from lance_stream.telemetry.stats import SERVER_NAMES
 
 __all__ = ["Tallies"]
@@ -30,12 +31,22 @@ class Tallies:
 
     @property
     def streams(self) -> list[dict[str, Any]]:
-        """Each stream that is served: uri, version, shards, rows, and where its boards lie."""
+        """Each stream of the job: uri, version, shards, rows, and where its boards lie.
+
+        Also those that nobody asks for at this moment, as between two epochs.
+        """
+        gone = [key for key, one in self._streams.items() if not os.path.isdir(one["stats"])]
+        for key in gone:
+            del self._streams[key]
         return list(self._streams.values())
 
     def open(self, register: Register, index: ShardIndex) -> None:
         """Begin, or go on with, the board of a stream."""
-        labels = {"role": "server", "pid": os.getpid()}
+        path = board_path(register.stats_directory, "server")
+        old = read_board(path)
+        # What a process counted that died is gone on with, and so is its time.
+        since = old.labels.get("since", time.time()) if old is not None else time.time()
+        labels = {"role": "server", "pid": os.getpid(), "since": since}
         self._boards[register.stream] = Board(
             register.stats_directory, "server", labels, SERVER_NAMES
         )
@@ -47,13 +58,15 @@ class Tallies:
             "mean_row_bytes": index.row_size.mean_bytes,
             "cache": register.directory,
             "stats": register.stats_directory,
+            "since": since,
+            "active": True,
         }
         self._write_status()
 
     def close(self, stream: str) -> None:
-        """The stream is served no more."""
-        self._boards.pop(stream, None)
-        if self._streams.pop(stream, None) is not None:
+        """Nobody asks for the stream any more, or until its next epoch."""
+        if self._boards.pop(stream, None) is not None:
+            self._streams[stream]["active"] = False
             self._write_status()
 
     def add(self, stream: str, name: str, n: int = 1) -> None:

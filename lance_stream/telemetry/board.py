@@ -17,9 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lance_stream.shards.mapping import map_writable
-
-__all__ = ["Board", "Reading", "read_board", "read_boards", "take_over"]
+__all__ = ["Board", "Reading", "board_path", "read_board", "read_boards", "take_over"]
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +49,7 @@ class Board:
         self._labels = dict(labels)
         self._names = list(names)
         self._lock = threading.Lock()
-        self.path = os.path.join(directory, name + _SUFFIX)
+        self.path = board_path(directory, name)
         try:
             self._view, self._mapping = _mapped(directory, self.path)
         except OSError as error:
@@ -93,6 +91,11 @@ class Board:
         self._view[:_TEXT_BYTES] = text.ljust(_TEXT_BYTES)
 
 
+def board_path(directory: str, name: str) -> str:
+    """Where a board of a name lies."""
+    return os.path.join(directory, name + _SUFFIX)
+
+
 def take_over(
     directory: str, role: str, process: tuple[int, int], is_alive: Callable[[int, int], bool]
 ) -> str:
@@ -126,6 +129,9 @@ def take_over(
 
 
 def _mapped(directory: str, path: str) -> tuple[memoryview, object]:
+    # pyarrow takes longer to load than reading all boards of a node.
+    from lance_stream.shards.mapping import map_writable  # noqa: PLC0415
+
     with contextlib.suppress(FileExistsError):
         os.mkdir(directory, 0o700)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -18,7 +18,7 @@ from lance_stream.cli.command import option, subcommand
 from lance_stream.cli.main import main
 from lance_stream.errors import PlanError, TransformError
 
-NAMES = ["clean", "export", "index", "inspect", "verify", "warm"]
+NAMES = ["clean", "export", "index", "inspect", "status", "verify", "warm"]
 
 
 @pytest.fixture

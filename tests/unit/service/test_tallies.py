@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -53,7 +54,27 @@ def test_the_status_file(tmp_path: Path) -> None:
     assert "secret" not in path.read_text()
     tallies.close("s")
     tallies.close("s")
+    # Listed between its epochs too, until its boards are removed.
+    assert [one["active"] for one in json.loads(path.read_text())["streams"]] == [False, True]
+    shutil.rmtree(tmp_path / "s.stats")
+    tallies.close("other")
     assert len(json.loads(path.read_text())["streams"]) == len(tallies.streams) == 1
+
+
+def test_a_stream_that_is_opened_again_goes_on(tmp_path: Path) -> None:
+    """With its numbers and its time, also in the next process."""
+    first = Tallies(str(tmp_path / "status"))
+    first.open(register(tmp_path), INDEX)
+    first.add("s", "requested", 5)
+    since = first.streams[0]["since"]
+    first.close("s")
+    first.open(register(tmp_path), INDEX)
+    second = Tallies(str(tmp_path / "status"))
+    second.open(register(tmp_path), INDEX)
+    second.add("s", "requested")
+    (reading,) = read_boards(str(tmp_path / "s.stats"))
+    assert reading.numbers["requested"] == 6
+    assert first.streams[0]["since"] == second.streams[0]["since"] == since
 
 
 def test_a_status_that_cannot_be_written(tmp_path: Path) -> None:
