@@ -235,14 +235,22 @@ class Fetcher:
             num_bytes = self.shared.take(register, header, path)
         if num_bytes is not None:
             return Fetched(path, num_bytes, from_tier=True)
-        table = self.read(source, shard)
-        with _writing(path, register.directory, table.nbytes):
-            num_bytes = write_shard(register.cache_format, path, table, header)
+        try:
+            table = self.read(source, shard)
+            with _writing(path, register.directory, table.nbytes):
+                num_bytes = write_shard(register.cache_format, path, table, header)
+        except BaseException:
+            self.shared.release(register, header)
+            raise
         return Fetched(path, num_bytes, from_tier=False)
 
     def share(self, source: StreamSource, shard: int) -> None:
         """Put a published shard into the shared cache of its stream, in the background."""
         self.shared.offer(source.register, source.header(shard), source.path(shard))
+
+    def keep_to_itself(self, source: StreamSource, shard: int) -> None:
+        """A shard that was fetched is not published, and so not shared: others may read it."""
+        self.shared.release(source.register, source.header(shard))
 
     def _newly_opened(self, request: Plan, options: StorageOptions) -> tuple[str, Table]:
         """Look up where and which the table is, and open it.

@@ -298,6 +298,7 @@ class Server:
         try:
             if not self._is_wanted(key):
                 os.unlink(path)
+                self._fetcher.keep_to_itself(source, key.shard)
                 self._handle(s.Unwanted(key, attempt))
                 return
             os.rename(path, final)
@@ -305,10 +306,12 @@ class Server:
             # sides sees the other: no file stays that the cache does not count.
             if not self._is_wanted(key):
                 os.unlink(final)
+                self._fetcher.keep_to_itself(source, key.shard)
                 self._handle(s.Unwanted(key, attempt))
                 return
         except OSError as error:
             failure = cache_failure(error, source.register.directory, num_bytes)
+            self._fetcher.keep_to_itself(source, key.shard)
             self._handle(s.Missed(key, attempt, failure))
             return
         kind = "tier" if fetched.from_tier else "lance"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 
 from lance_stream.planning.checksum import DEFAULT_HASH
+from lance_stream.planning.fingerprint import digest
 from lance_stream.service.messages import Register
 from lance_stream.shards.header import ShardHeader
 from lance_stream.shards.shard_file import is_intact
@@ -32,6 +34,9 @@ class SharedCaches:
     def take(self, register: Register, header: ShardHeader, path: str) -> int | None:
         """Write a shard's file from the stream's shared cache.
 
+        Where it is not there, and another node reads it from Lance now, it is waited for a while.
+        With None it is the caller's to read, and to offer, or to release.
+
         Returns:
             Bytes of the file; None if there is no shared cache, or it does not have the shard.
 
@@ -42,10 +47,11 @@ class SharedCaches:
         tier = self.open(register.shared_cache)
         if tier is None:
             return None
-        return tier.take(
+        return tier.take_or_claim(
             tier_key(register, header),
             path,
             header.num_rows,
+            owner=_owner(register),
             check=lambda content: is_intact(register.cache_format, content, header),
             timeout_s=register.timeout_s * _SHARE_OF_TIMEOUT,
         )
@@ -60,6 +66,12 @@ class SharedCaches:
                 header.num_rows,
                 check=lambda content: is_intact(register.cache_format, content, header),
             )
+
+    def release(self, register: Register, header: ShardHeader) -> None:
+        """Let other nodes read a shard that could not be had here, or is not wanted any more."""
+        tier = self.open(register.shared_cache)
+        if tier is not None:
+            tier.release(tier_key(register, header))
 
     def close(self, timeout_s: float) -> None:
         """Put what waits, up to a deadline, and let go."""
@@ -82,6 +94,11 @@ class SharedCaches:
             if tier is None:
                 tier = self._tiers[urls] = SharedTier(urls, max_takes=self._max_takes)
             return tier
+
+
+def _owner(register: Register) -> str:
+    """The same for all download processes of a job on a node, also after one of them died."""
+    return digest({"host": socket.gethostname(), "ledger": register.ledger_path}, 32)
 
 
 def tier_key(register: Register, header: ShardHeader) -> str:

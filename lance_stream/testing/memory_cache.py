@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 
 from lance_stream.tiers.shard_cache import ShardCache, ValueTooLargeError
@@ -23,19 +24,25 @@ class MemoryShardCache(ShardCache):
     """
 
     def __init__(
-        self, values: dict[str, bytes] | None = None, *, max_value_bytes: int | None = None
+        self,
+        values: dict[str, bytes] | None = None,
+        *,
+        max_value_bytes: int | None = None,
+        claims: dict[str, tuple[str, float]] | None = None,
     ) -> None:
         """A working cache.
 
         Args:
             values: What it holds; one dict may be given to several, as one server to many nodes.
             max_value_bytes: Largest value that it takes; None: any.
+            claims: Who claims what until when, by ``time.monotonic``; shared like the values.
         """
         self.values: dict[str, bytes] = {} if values is None else values
         self.calls: Counter[str] = Counter()
         self.error: BaseException | None = None
         self.put_error: BaseException | None = None
         self.loses_puts = False
+        self.claims: dict[str, tuple[str, float]] = {} if claims is None else claims
         self.gate = threading.Event()
         self.gate.set()
         self.is_closed = False
@@ -71,6 +78,24 @@ class MemoryShardCache(ShardCache):
         """See ``ShardCache``."""
         self._enter("delete")
         self.values.pop(key, None)
+
+    def claim(self, key: str, owner: str, seconds: float) -> bool:
+        """See ``ShardCache``."""
+        self._enter("claim")
+        now = time.monotonic()
+        with self._lock:
+            holder, until = self.claims.get(key, (owner, now))
+            if holder != owner and until > now:
+                return False
+            self.claims[key] = (owner, now + seconds)
+            return True
+
+    def release(self, key: str, owner: str) -> None:
+        """See ``ShardCache``."""
+        self._enter("release")
+        with self._lock:
+            if self.claims.get(key, ("", 0.0))[0] == owner:
+                del self.claims[key]
 
     def close(self) -> None:
         """See ``ShardCache``."""

@@ -133,6 +133,27 @@ class ShardCacheContract(ABC):
             framed.delete(key)
             assert framed.get(key) is None
 
+    def test_a_claim_is_held_by_one(self) -> None:
+        """Where there are claims: until it is released; its holder may ask again."""
+        with self.cache() as one, self.cache() as other:
+            key, me, another = new_key(), "a" * 32, "b" * 32
+            if one.claim(key, me, 60.0) is None:
+                one.release(key, me)
+                return
+            # A claim is not a value.
+            assert key not in one
+            assert one.claim(key, me, 60.0) is True
+            if self.is_shared:
+                assert other.claim(key, another, 60.0) is False
+                other.release(key, another)
+                assert other.claim(key, another, 60.0) is False
+            assert one.claim(new_key(), another, 60.0) is True
+            one.put(key, b"value")
+            one.release(key, me)
+            self.expect(one, key, b"value")
+            assert other.claim(key, another, 60.0) is True
+            other.release(key, another)
+
     def test_two_caches_are_one(self) -> None:
         """What one node puts, another gets."""
         with self.cache() as one, self.cache() as other:

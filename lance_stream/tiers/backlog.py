@@ -70,6 +70,11 @@ class Backlog:
                 self._num_threads += 1
         return True
 
+    def __contains__(self, key: object) -> bool:
+        """Whether a job for the key waits or runs."""
+        with self._changed:
+            return key in self._waiting or key in self._running
+
     @property
     def num_jobs(self) -> int:
         """Jobs that wait or run."""

@@ -125,6 +125,14 @@ class FramedCache(CheckedCache):
         for part in parts:
             self._cache.delete(part)
 
+    def claim(self, key: str, owner: str, seconds: float) -> bool | None:
+        """See ``ShardCache``."""
+        return self._cache.claim(stored_name(key), owner, seconds)
+
+    def release(self, key: str, owner: str) -> None:
+        """See ``ShardCache``."""
+        self._cache.release(stored_name(key), owner)
+
     def close(self) -> None:
         """Close the tier."""
         self._cache.close()

@@ -155,6 +155,36 @@ class GuardedCache(CheckedCache):
         except _NotDoneError:
             pass
 
+    def claim(self, key: str, owner: str, seconds: float) -> bool | None:
+        """See ``ShardCache``; None also when the tier fails."""
+        with self._lock:
+            # Who cannot read cannot wait for what others put. It fails as a write does: a full
+            # server takes no claims.
+            reads = self._reads.is_closed
+        if not reads:
+            return None
+        try:
+            return self._guarded(
+                self._writes,
+                "claim",
+                lambda: self._cache.claim(key, owner, seconds),
+                min(self._url.timeout_s, seconds),
+            )
+        except _NotDoneError:
+            return None
+
+    def release(self, key: str, owner: str) -> None:
+        """See ``ShardCache``; nothing when the tier fails."""
+        try:
+            self._guarded(
+                self._writes,
+                "release",
+                lambda: self._cache.release(key, owner),
+                self._url.timeout_s,
+            )
+        except _NotDoneError:
+            pass
+
     def close(self) -> None:
         """Close the tier, or leave it if that hangs."""
         try:

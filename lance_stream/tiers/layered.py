@@ -89,6 +89,19 @@ class LayeredCache(CheckedCache):
         for tier in self.tiers:
             tier.delete(key)
 
+    def claim(self, key: str, owner: str, seconds: float) -> bool | None:
+        """See ``ShardCache``; by the first tier that has claims and works."""
+        for tier in self.tiers:
+            claimed = tier.claim(key, owner, seconds)
+            if claimed is not None:
+                return claimed
+        return None
+
+    def release(self, key: str, owner: str) -> None:
+        """See ``ShardCache``."""
+        for tier in self.tiers:
+            tier.release(key, owner)
+
     def settle(self, timeout_s: float) -> bool:
         """Wait until nothing is on its way to a faster tier; returns whether that is so."""
         return self._promotions.wait(timeout_s)

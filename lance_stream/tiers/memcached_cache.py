@@ -128,12 +128,29 @@ class MemcachedCache(ShardCache):
         """See ``ShardCache``."""
         self._again(lambda: self._client.delete(self._prefix + key))
 
+    def claim(self, key: str, owner: str, seconds: float) -> bool:
+        """See ``ShardCache``."""
+        name, mine = self._claim_key(key), owner.encode()
+        expire = max(1, math.ceil(seconds))
+        if self._again(lambda: self._client.add(name, mine, expire=expire)):
+            return True
+        return self._again(lambda: self._client.get(name)) == mine
+
+    def release(self, key: str, owner: str) -> None:
+        """See ``ShardCache``."""
+        name = self._claim_key(key)
+        if self._again(lambda: self._client.get(name)) == owner.encode():
+            self._again(lambda: self._client.delete(name))
+
     def close(self) -> None:
         """See ``ShardCache``."""
         self._client.close()
 
     def __repr__(self) -> str:
         return f"MemcachedCache({self._shown!r})"
+
+    def _claim_key(self, key: str) -> str:
+        return f"{self._prefix}claim:{key}"
 
     def _expiry(self) -> int:
         if self._ttl_s is None:

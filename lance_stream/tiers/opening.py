@@ -135,6 +135,15 @@ class _Adapted(ShardCache):
     def delete(self, key: str) -> None:
         self._cache.delete(key)
 
+    def claim(self, key: str, owner: str, seconds: float) -> bool | None:
+        claim = getattr(self._cache, "claim", None)
+        return None if claim is None else claim(key, owner, seconds)
+
+    def release(self, key: str, owner: str) -> None:
+        release = getattr(self._cache, "release", None)
+        if release is not None:
+            release(key, owner)
+
     def close(self) -> None:
         self._cache.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -13,6 +14,8 @@ from lance_stream.tiers.shard_cache import CheckedCache
 __all__ = ["Check", "Publisher", "PublisherCounts"]
 
 logger = logging.getLogger(__name__)
+
+_MAX_HELD_BYTES = 64 << 20
 
 # Whether the bytes of a shard file are whole and the right ones.
 Check = Callable[[memoryview], bool]
@@ -41,41 +44,97 @@ class PublisherCounts:
         return asdict(self)
 
 
-class Publisher:
-    """A bounded queue of paths. A file is opened only in its turn and read at once. Thread-safe.
+class _Opened:
+    """A file that an eviction does not take away; closed with the last reference to it."""
 
-    So an evicted file is never kept, on disk or in memory, by waiting here.
+    def __init__(self, path: str, on_close: Callable[[int], None]) -> None:
+        self._on_close = on_close
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.num_bytes = os.fstat(self._descriptor).st_size
+
+    def read(self) -> bytes:
+        with open(self._descriptor, "rb", closefd=False) as file:
+            return file.read()
+
+    def __del__(self) -> None:
+        if hasattr(self, "num_bytes"):
+            os.close(self._descriptor)
+            self._on_close(self.num_bytes)
+
+
+class Publisher:
+    """A bounded queue of files, each read in its turn. Thread-safe.
+
+    Of what waits, ``max_held_bytes`` are open, so that a shard which a small cache evicts at once
+    is published all the same. That much disk stays in use a moment longer. What is over that is
+    opened in its turn: evicted, it is left out.
     """
 
-    def __init__(self, cache: CheckedCache, *, threads: int = 2, max_queued: int = 512) -> None:
+    def __init__(
+        self,
+        cache: CheckedCache,
+        *,
+        threads: int = 2,
+        max_queued: int = 512,
+        max_held_bytes: int = _MAX_HELD_BYTES,
+    ) -> None:
         """Nothing to do yet.
 
         Args:
             cache: Where files go. Must not raise (see ``GuardedCache``).
             threads: Files published at a time; each is in memory twice meanwhile.
             max_queued: Most files that wait.
+            max_held_bytes: Most bytes of those that are open while they wait.
         """
         self._cache = cache
         self._backlog = Backlog("lance-stream-publish", threads=threads, max_jobs=max_queued)
-        self._lock = threading.Lock()
+        # Reentrant: a file may be closed wherever memory is given back.
+        self._lock = threading.RLock()
         self._counts = PublisherCounts()
+        self._max_held_bytes = max_held_bytes
+        self._held_bytes = 0
 
-    def offer(self, key: str, path: str, rows: int, check: Check | None = None) -> bool:
-        """Queue a file, without waiting and without a look at it.
+    def offer(
+        self,
+        key: str,
+        path: str,
+        rows: int,
+        check: Check | None = None,
+        ended: Callable[[], None] | None = None,
+    ) -> bool:
+        """Queue a file, without waiting and without reading it.
 
         Args:
             key: Under which it is put, unless there is something already.
-            path: The file. It may be gone when its turn comes.
+            path: The file. It may be gone when its turn comes, if too many wait.
             rows: Rows that it holds.
             check: Tells whether the content is right; what is not is not published.
+            ended: Called when it was published, or was not.
 
         Returns:
             Whether it is queued; False: dropped, as the queue is full or closed.
         """
-        queued = self._backlog.offer(key, lambda: self._publish(key, path, rows, check))
+        opened = [self._open(path)]
+
+        def publish() -> None:
+            try:
+                self._publish(key, path, opened.pop(), rows, check)
+            finally:
+                if ended is not None:
+                    ended()
+
+        queued = self._backlog.offer(key, publish)
         if not queued:
             self._count(dropped=1)
         return queued
+
+    def is_publishing(self, key: str) -> bool:
+        """Whether a file is queued for a key, or being published."""
+        return key in self._backlog
+
+    def do(self, key: str, work: Callable[[], None]) -> None:
+        """Do something else in one of the threads; dropped if there is no room."""
+        self._backlog.offer(key, work)
 
     def counts(self) -> PublisherCounts:
         """What it did so far."""
@@ -97,10 +156,30 @@ class Publisher:
         self._count(dropped=left)
         return left
 
-    def _publish(self, key: str, path: str, rows: int, check: Check | None) -> None:
+    def _open(self, path: str) -> _Opened | None:
+        """Keep a file from eviction, if there is room; what is wrong with it shows in its turn."""
         try:
-            with open(path, "rb") as file:
-                content = file.read()
+            opened = _Opened(path, self._let_go)
+        except OSError:
+            return None
+        with self._lock:
+            self._held_bytes += opened.num_bytes
+            fits = self._held_bytes <= self._max_held_bytes
+        return opened if fits else None
+
+    def _let_go(self, num_bytes: int) -> None:
+        with self._lock:
+            self._held_bytes -= num_bytes
+
+    def _publish(
+        self, key: str, path: str, opened: _Opened | None, rows: int, check: Check | None
+    ) -> None:
+        try:
+            if opened is not None:
+                content = opened.read()
+            else:
+                with open(path, "rb") as file:
+                    content = file.read()
         except FileNotFoundError:
             self._count(gone=1)
             return
@@ -108,6 +187,8 @@ class Publisher:
             logger.debug("cannot publish %s: %s", path, error)
             self._count(damaged=1)
             return
+        finally:
+            del opened
         if check is not None and not check(memoryview(content)):
             logger.warning("%s is damaged and is not put into the shared cache", path)
             self._count(damaged=1)

@@ -150,12 +150,29 @@ class RedisCache(ShardCache):
         """See ``ShardCache``."""
         return _MAX_VALUE_BYTES
 
+    def claim(self, key: str, owner: str, seconds: float) -> bool:
+        """See ``ShardCache``."""
+        # No script: a user of the server may put without the right to run any.
+        name = self._claim_key(key)
+        if self._client.set(name, owner, nx=True, px=max(1, round(seconds * 1000))):
+            return True
+        return self._client.get(name) == owner.encode()
+
+    def release(self, key: str, owner: str) -> None:
+        """See ``ShardCache``."""
+        name = self._claim_key(key)
+        if self._client.get(name) == owner.encode():
+            self._client.delete(name)
+
     def close(self) -> None:
         """See ``ShardCache``."""
         self._client.close()
 
     def __repr__(self) -> str:
         return f"RedisCache({self._shown!r})"
+
+    def _claim_key(self, key: str) -> str:
+        return f"{self._prefix}#claim:{key}"
 
     def _lists(self) -> tuple[str, str]:
         return f"{self._prefix}#index", f"{self._prefix}#sizes"

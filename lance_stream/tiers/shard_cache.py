@@ -65,6 +65,26 @@ class ShardCache(ABC):
         """
         return None
 
+    def claim(self, key: str, owner: str, seconds: float) -> bool | None:
+        """Say that the caller is about to make the value of a key, so that others may wait for it.
+
+        Optional: only saves work, decides nothing. A claim that is lost is no fault.
+
+        Args:
+            key: The key; a claim is not its value.
+            owner: Who claims, 32 hex characters.
+            seconds: When the claim lapses by itself, at least 1.
+
+        Returns:
+            Whether the caller has it; False: somebody else does. None: there are no claims here.
+        """
+        del key, owner, seconds
+        return None
+
+    def release(self, key: str, owner: str) -> None:
+        """Give up a claim, if the caller has it."""
+        del key, owner
+
     def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
         """The values of several keys, in their order; None for one that has none.
 

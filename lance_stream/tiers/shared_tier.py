@@ -31,6 +31,10 @@ __all__ = ["Check", "SharedTier", "SharedTierCounts", "shard_key"]
 
 # For looks, deletes and promotions, and for some that hang.
 _SPARE_CALLS = 8
+# Longer than Lance takes for a shard, much shorter than a download's timeout.
+MAX_WAIT_S = 10.0
+_FIRST_PAUSE_S = 0.02
+_MAX_PAUSE_S = 0.25
 
 
 def shard_key(fingerprint: str, shard: int, cache_format: str) -> str:
@@ -54,6 +58,9 @@ class SharedTierCounts:
         refused: Shards that it gave whole, but that were not what the caller's check wants.
         taken_bytes: Bytes of the shards that were taken.
         take_seconds: Time in ``take``.
+        waits: Shards that another node was reading from Lance.
+        waits_in_vain: Of these, how many had to be read here too.
+        wait_seconds: Time spent waiting for them.
         tiers: Of each tier, from fast to slow.
         publisher: Of what was offered.
     """
@@ -63,6 +70,9 @@ class SharedTierCounts:
     refused: int = 0
     taken_bytes: int = 0
     take_seconds: float = 0.0
+    waits: int = 0
+    waits_in_vain: int = 0
+    wait_seconds: float = 0.0
     tiers: tuple[TierCounts, ...] = ()
     publisher: PublisherCounts = field(default_factory=PublisherCounts)
 
@@ -82,6 +92,7 @@ class SharedTier:
         threads: int = 2,
         max_queued: int = 512,
         max_takes: int = 16,
+        max_wait_s: float = MAX_WAIT_S,
     ) -> None:
         """Load what the urls need; connects to nothing.
 
@@ -92,6 +103,8 @@ class SharedTier:
             max_queued: Most files that wait to be published.
             max_takes: Most calls of ``take`` at a time. Where calls hang, the threads of a tier
                 are never more than these, those that publish, and a few.
+            max_wait_s: Longest wait for a shard that another node is reading from Lance. Then it
+                is read here too, so it is also how long the claim of a node that died is obeyed.
 
         Raises:
             PlanError: A url is wrong, or its library is not installed.
@@ -99,8 +112,11 @@ class SharedTier:
         max_calls = max_takes + threads + _SPARE_CALLS
         self._cache, self._tiers = open_tiers(urls, warn=warn, max_calls=max_calls)
         self._publisher = Publisher(self._cache, threads=threads, max_queued=max_queued)
+        self._max_wait_s = max_wait_s
         self._lock = threading.Lock()
         self._counts = SharedTierCounts()
+        # Which of them are to be released.
+        self._claimed: dict[str, str] = {}
 
     def take(
         self,
@@ -150,6 +166,70 @@ class SharedTier:
                 take_seconds=time.monotonic() - started,
             )
 
+    def take_or_claim(
+        self,
+        key: str,
+        path: str,
+        rows: int,
+        *,
+        owner: str,
+        check: Check | None = None,
+        timeout_s: float,
+    ) -> int | None:
+        """As ``take``; a shard that another node reads from Lance now is waited for.
+
+        So that nodes which want a shard in the same moment do not all read it. With None it is
+        the caller's to read, and to ``offer``, or ``release`` if that fails.
+
+        Args:
+            key: As in ``take``.
+            path: As in ``take``.
+            rows: As in ``take``.
+            owner: Who asks: the same for a process and for who takes over from it.
+            check: As in ``take``.
+            timeout_s: Longest wait for all together.
+        """
+        started = time.monotonic()
+        deadline = started + min(timeout_s, self._max_wait_s)
+        num_bytes = self.take(key, path, rows, check=check, timeout_s=timeout_s)
+        pause_s, waited = _FIRST_PAUSE_S, False
+        while num_bytes is None:
+            claimed = self._cache.claim(key, owner, self._max_wait_s)
+            if claimed is None:
+                # No tier has claims, or none works.
+                break
+            # It may have been evicted here while it is being published: then it comes at once.
+            if claimed and not self._publisher.is_publishing(key):
+                with self._lock:
+                    self._claimed[key] = owner
+                # It may have been put, and its claim given up, since the last look.
+                if key in self._cache:
+                    left_s = max(deadline - time.monotonic(), _FIRST_PAUSE_S)
+                    num_bytes = self.take(key, path, rows, check=check, timeout_s=left_s)
+                    if num_bytes is not None:
+                        self.release(key)
+                break
+            waited = True
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                break
+            time.sleep(min(pause_s, left_s))
+            pause_s = min(pause_s * 1.5, _MAX_PAUSE_S)
+            left_s = max(deadline - time.monotonic(), _FIRST_PAUSE_S)
+            num_bytes = self.take(key, path, rows, check=check, timeout_s=left_s)
+        if waited:
+            spent = time.monotonic() - started
+            found = num_bytes is not None
+            self._count(waits=1, waits_in_vain=1 - found, wait_seconds=spent)
+        return num_bytes
+
+    def release(self, key: str) -> None:
+        """Give up a claim that is held, in the background."""
+        with self._lock:
+            owner = self._claimed.pop(key, None)
+        if owner is not None:
+            self._publisher.do(f"release {key}", lambda: self._cache.release(key, owner))
+
     def offer(self, key: str, path: str, rows: int, *, check: Check | None = None) -> bool:
         """Have a published shard file put into the tiers that lack it, in the background.
 
@@ -164,7 +244,10 @@ class SharedTier:
         Returns:
             Whether it is queued; False: the queue is full, or this is closed.
         """
-        return self._publisher.offer(key, path, rows, check)
+        with self._lock:
+            owner = self._claimed.pop(key, None)
+        ended = None if owner is None else lambda: self._cache.release(key, owner)
+        return self._publisher.offer(key, path, rows, check, ended)
 
     def counts(self) -> SharedTierCounts:
         """What it did so far."""

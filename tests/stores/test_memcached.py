@@ -226,6 +226,18 @@ def test_bounds_that_do_nothing_are_told(
 # --- a server that fails ---
 
 
+def test_a_claim_lapses(server: LoopbackServer) -> None:
+    one, other = raw(server, "?prefix=claims"), raw(server, "?prefix=claims")
+    assert one.claim("k", "a" * 32, 0.5) is True
+    assert other.claim("k", "b" * 32, 0.5) is False
+    time.sleep(2.1)  # the server counts in seconds
+    assert other.claim("k", "b" * 32, 5.0) is True
+    one.release("k", "a" * 32)
+    assert one.claim("k", "a" * 32, 5.0) is False
+    one.close()
+    other.close()
+
+
 def test_a_server_that_dies_and_returns(own_server: LoopbackServer) -> None:
     told: list[str] = []
     cache = quick(own_server, "?timeout=2", told.append)

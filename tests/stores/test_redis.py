@@ -438,6 +438,22 @@ def test_a_put_that_fails_takes_no_place_in_the_lists(own_server: LoopbackServer
         limited.close()
 
 
+def test_a_claim_lapses_and_needs_no_right_to_run_scripts(own_server: LoopbackServer) -> None:
+    with contextlib.closing(client_of(own_server, None)) as client:
+        client.execute_command(
+            "ACL", "SETUSER", "limited", "on", ">x", "~*", "+@all", "-@scripting"
+        )
+    one, other = (raw(f"redis://limited:x@{own_server.address}") for _ in range(2))
+    assert one.claim("k", "a" * 32, 0.2) is True
+    assert other.claim("k", "b" * 32, 0.2) is False
+    time.sleep(0.3)
+    assert other.claim("k", "b" * 32, 5.0) is True
+    one.release("k", "a" * 32)
+    assert one.claim("k", "a" * 32, 5.0) is False
+    one.close()
+    other.close()
+
+
 # --- as the download process uses it ---
 
 

@@ -14,8 +14,8 @@ from lance_stream.tiers.shard_cache import ShardCache
 
 class TestFake(ShardCacheContract):
     def new_cache(self) -> ShardCache:
-        self.values = getattr(self, "values", {})
-        return MemoryShardCache(self.values, max_value_bytes=1 << 20)
+        self.values, self.claims = getattr(self, "values", {}), getattr(self, "claims", {})
+        return MemoryShardCache(self.values, max_value_bytes=1 << 20, claims=self.claims)
 
 
 class TestForgetfulFake(ShardCacheContract):
@@ -39,13 +39,14 @@ def changed(**methods: Callable[..., Any]) -> type[MemoryShardCache]:
 def failures(kind: type[MemoryShardCache], *, limit: int | None = None) -> set[str]:
     """Names of the tests that fail for a cache."""
     values: dict[str, bytes] = {}
+    claims: dict[str, tuple[str, float]] = {}
 
     class Suite(ShardCacheContract):
         secrets = ("hunter22",)
         large_bytes = 300_000
 
         def new_cache(self) -> ShardCache:
-            return kind(values, max_value_bytes=limit)
+            return kind(values, max_value_bytes=limit, claims=claims)
 
     failed = set()
     for name, _ in inspect.getmembers(Suite, inspect.isfunction):
@@ -116,6 +117,17 @@ def test_it_fails_a_cache_that_mixes_two_puts() -> None:
 
     found = failures(changed(put=put))
     assert "test_concurrent_puts_of_one_key_leave_one_of_them" in found
+
+
+def test_it_fails_claims_that_anybody_has_or_gives_up() -> None:
+    def claim(self: MemoryShardCache, key: str, owner: str, seconds: float) -> bool:
+        return True
+
+    def release(self: MemoryShardCache, key: str, owner: str) -> None:
+        self.claims.pop(key, None)
+
+    assert "test_a_claim_is_held_by_one" in failures(changed(claim=claim))
+    assert "test_a_claim_is_held_by_one" in failures(changed(release=release))
 
 
 def test_it_passes_the_fake() -> None:

@@ -16,8 +16,9 @@ class TestContract(ShardCacheContract):
     """It is a shard cache itself."""
 
     def new_cache(self) -> ShardCache:
-        self.values = getattr(self, "values", {})
-        return FramedCache(MemoryShardCache(self.values, max_value_bytes=100_000))
+        self.values, self.claims = getattr(self, "values", {}), getattr(self, "claims", {})
+        inner = MemoryShardCache(self.values, max_value_bytes=100_000, claims=self.claims)
+        return FramedCache(inner)
 
 
 @given(st.text(), st.binary(max_size=3000), st.none() | st.integers(HEADER_BYTES, 500))

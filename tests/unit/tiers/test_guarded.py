@@ -60,9 +60,9 @@ class TestContract(ShardCacheContract):
     secrets = (PASSWORD,)
 
     def new_cache(self) -> ShardCache:
-        self.values = getattr(self, "values", {})
+        self.values, self.claims = getattr(self, "values", {}), getattr(self, "claims", {})
         url = TierUrl.parse(f"redis://:{PASSWORD}@host?timeout=20")
-        return GuardedCache(FramedCache(MemoryShardCache(self.values)), url)
+        return GuardedCache(FramedCache(MemoryShardCache(self.values, claims=self.claims)), url)
 
 
 def test_what_happens_is_counted(guarded: GuardedCache) -> None:

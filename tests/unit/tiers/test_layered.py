@@ -33,7 +33,9 @@ def layered(inner: list[MemoryShardCache]) -> LayeredCache:
 class TestContract(ShardCacheContract):
     def new_cache(self) -> ShardCache:
         self.values = getattr(self, "values", ({}, {}))
-        return LayeredCache([guarded(MemoryShardCache(one), "tier") for one in self.values])
+        self.claims = getattr(self, "claims", {})
+        tiers = [MemoryShardCache(one, claims=self.claims) for one in self.values]
+        return LayeredCache([guarded(tier, "tier") for tier in tiers])
 
 
 def test_a_put_goes_to_all(layered: LayeredCache, inner: list[MemoryShardCache]) -> None:

@@ -12,6 +12,7 @@ from lance_stream.tiers.framed import FramedCache
 from lance_stream.tiers.guarded import GuardedCache
 from lance_stream.tiers.publisher import Publisher
 from lance_stream.tiers.tier_url import TierUrl
+from tests.support.streams import wait_until
 
 
 @pytest.fixture
@@ -62,11 +63,45 @@ def test_what_is_there_is_not_written_again(
     publisher.close(1)
 
 
-def test_a_file_that_waits_is_not_held(
+def test_an_evicted_file_that_waits_is_published(
     inner: MemoryShardCache, cache: GuardedCache, tmp_path: Path
 ) -> None:
     inner.gate.clear()
     publisher = Publisher(cache, threads=1)
+    for number in range(3):
+        path = shard(tmp_path, number)
+        # The second offer of a key is one too many.
+        assert publisher.offer(f"{number}", path, 1)
+        assert publisher.offer(f"{number}", path, 1)
+        assert publisher.is_publishing(f"{number}")
+        os.unlink(path)
+    inner.gate.set()
+    assert publisher.wait(10)
+    assert publisher.counts().published == 3
+    assert not publisher.is_publishing("0")
+    wait_until(lambda: publisher._held_bytes == 0, 5, "all are closed")
+    assert not [name for name in open_files() if str(tmp_path) in name]
+    publisher.close(1)
+
+
+def test_what_is_dropped_at_the_end_is_not_held(
+    inner: MemoryShardCache, cache: GuardedCache, tmp_path: Path
+) -> None:
+    inner.gate.clear()
+    publisher = Publisher(cache, threads=1)
+    for number in range(3):
+        publisher.offer(f"{number}", shard(tmp_path, number), 1)
+    assert publisher.close(0.1) == 3
+    inner.gate.set()
+    wait_until(lambda: publisher._held_bytes == 0, 5, "all are closed")
+    assert not [name for name in open_files() if str(tmp_path) in name]
+
+
+def test_over_a_limit_a_file_that_waits_is_not_held(
+    inner: MemoryShardCache, cache: GuardedCache, tmp_path: Path
+) -> None:
+    inner.gate.clear()
+    publisher = Publisher(cache, threads=1, max_held_bytes=0)
     paths = [shard(tmp_path, number) for number in range(3)]
     for number, path in enumerate(paths):
         publisher.offer(f"{number}", path, 1)

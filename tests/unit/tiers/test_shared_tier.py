@@ -212,3 +212,138 @@ def test_wrong_urls_are_refused_before_anything_starts() -> None:
 def test_nothing_shows_the_password(tier: SharedTier) -> None:
     assert repr(tier) == "SharedTier(<shared cache redis://***@host>)"
     assert "hunter22" not in json.dumps(tier.counts().as_dict())
+
+
+# --- shards that another node is reading ---
+
+A, B = "a" * 32, "b" * 32
+
+
+@pytest.fixture
+def nodes(inner: MemoryShardCache) -> Iterator[list[SharedTier]]:
+    """Two, over one server."""
+    url = TierUrl.parse("redis://host?timeout=5")
+    made = []
+    for _ in range(2):
+        one = SharedTier("memory://replaced", max_wait_s=1.0)
+        cache = MemoryShardCache(inner.values, claims=inner.claims)
+        guarded = GuardedCache(FramedCache(cache), url, warn=lambda _: None)
+        one._cache, one._tiers, one._publisher = guarded, (guarded,), Publisher(guarded)
+        made.append(one)
+    yield made
+    for one in made:
+        one.close(1)
+
+
+def asking(node: SharedTier, target: Path, owner: str = B) -> tuple[threading.Thread, list]:
+    """A thread that asks for the shard; and what it got, and when."""
+    got: list = []
+
+    def ask() -> None:
+        started = time.monotonic()
+        found = node.take_or_claim(KEY, str(target), 10, owner=owner, timeout_s=5.0)
+        got.extend((found, time.monotonic() - started))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    return thread, got
+
+
+def test_what_another_node_reads_is_waited_for(
+    nodes: list[SharedTier], inner: MemoryShardCache, shard: Path, tmp_path: Path
+) -> None:
+    one, other = nodes
+    assert one.take_or_claim(KEY, str(tmp_path / "x"), 10, owner=A, timeout_s=5.0) is None
+    thread, got = asking(other, tmp_path / "y")
+    time.sleep(0.2)
+    assert got == []
+    assert one.offer(KEY, str(shard), 10)
+    thread.join(5)
+    assert got[0] == 25600
+    assert (tmp_path / "y").read_bytes() == shard.read_bytes()
+    assert one.wait(5)
+    assert inner.claims == {}
+    assert (other.counts().waits, other.counts().waits_in_vain) == (1, 0)
+
+
+def test_a_node_that_cannot_read_lets_another(
+    nodes: list[SharedTier], inner: MemoryShardCache, tmp_path: Path
+) -> None:
+    one, other = nodes
+    assert one.take_or_claim(KEY, str(tmp_path / "x"), 10, owner=A, timeout_s=5.0) is None
+    thread, got = asking(other, tmp_path / "y")
+    time.sleep(0.1)
+    one.release(KEY)
+    thread.join(5)
+    assert got[0] is None
+    assert got[1] < 0.9
+    # It is the other's now; the first gives up nothing that is not its own.
+    one.release(KEY)
+    assert one.wait(5)
+    assert [owner for owner, _ in inner.claims.values()] == [B]
+
+
+def test_a_node_that_dies_is_waited_for_no_longer_than_said(
+    nodes: list[SharedTier], tmp_path: Path
+) -> None:
+    one, other = nodes
+    assert one.take_or_claim(KEY, str(tmp_path / "x"), 10, owner=A, timeout_s=5.0) is None
+    thread, got = asking(other, tmp_path / "y")
+    thread.join(5)
+    assert got[0] is None
+    assert 0.8 < got[1] < 3
+    assert other.counts().waits_in_vain == 1
+
+
+def test_who_takes_over_from_a_dead_process_does_not_wait_for_it(
+    nodes: list[SharedTier], tmp_path: Path
+) -> None:
+    one, other = nodes
+    assert one.take_or_claim(KEY, str(tmp_path / "x"), 10, owner=A, timeout_s=5.0) is None
+    thread, got = asking(other, tmp_path / "y", owner=A)
+    thread.join(5)
+    assert got[0] is None
+    assert got[1] < 0.5
+
+
+def test_a_server_that_fails_while_it_is_waited_for_ends_the_wait(
+    nodes: list[SharedTier], tmp_path: Path
+) -> None:
+    one, other = nodes
+    assert one.take_or_claim(KEY, str(tmp_path / "x"), 10, owner=A, timeout_s=5.0) is None
+    thread, got = asking(other, tmp_path / "y")
+    time.sleep(0.1)
+    other._tiers[0]._cache._cache.error = ConnectionError("gone")  # type: ignore[attr-defined]
+    thread.join(5)
+    assert got[0] is None
+    assert got[1] < 0.9
+
+
+def test_of_many_that_want_a_shard_one_reads(inner: MemoryShardCache, tmp_path: Path) -> None:
+    url = TierUrl.parse("redis://host?timeout=5")
+    reads: list[int] = []
+
+    def node(number: int) -> None:
+        one = SharedTier("memory://replaced", max_wait_s=5.0)
+        cache = MemoryShardCache(inner.values, claims=inner.claims)
+        guarded = GuardedCache(FramedCache(cache), url, warn=lambda _: None)
+        one._cache, one._tiers, one._publisher = guarded, (guarded,), Publisher(guarded)
+        for shard in range(10):
+            key = shard_key("ef" * 16, shard, "mds")
+            target = tmp_path / f"{number}-{shard}"
+            owner = f"{number:032x}"
+            if one.take_or_claim(key, str(target), 7, owner=owner, timeout_s=5.0) is None:
+                reads.append(shard)
+                target.write_bytes(bytes([shard]) * 5000)
+                one.offer(key, str(target), 7)
+            assert target.read_bytes() == bytes([shard]) * 5000
+        one.close(5)
+
+    threads = [threading.Thread(target=node, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    # Of the fakes a claim and its check share no lock over the nodes: a few may be read twice.
+    assert set(reads) == set(range(10))
+    assert len(reads) <= 13
