@@ -40,6 +40,8 @@ bench: $(READY)
 	$(BIN)/python benchmarks/shuffle_quality.py
 	$(BIN)/python benchmarks/scale.py --shards 200000
 	$(BIN)/python benchmarks/conversion.py
+	$(BIN)/python benchmarks/shared_cache.py
+	$(BIN)/python benchmarks/polling.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache build dist

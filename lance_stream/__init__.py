@@ -86,8 +86,15 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         msg = f"module 'lance_stream' has no attribute {name!r}"
         raise AttributeError(msg)
-    module = importlib.import_module(f"lance_stream.{_ROOMS.get(name, 'errors')}")
-    return getattr(module, name)
+    room = _ROOMS.get(name, "errors")
+    if room.startswith("host."):
+        # All that workers use, now: a thread that calls stats() for the first time while workers
+        # are forked would leave them the lock of an import that never ends.
+        importlib.import_module("lance_stream.host.observing")
+        importlib.import_module("lance_stream.host.collate")
+    module = importlib.import_module(f"lance_stream.{room}")
+    value = globals()[name] = getattr(module, name)
+    return value
 
 
 def __dir__() -> list[str]:

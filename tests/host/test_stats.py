@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,11 @@ from tests.support.forked import run_forked
 from tests.support.scripts import run_script
 from tests.support.streams import batches, dataset, identity, ids, wait_until
 
+# What only ever grows.
+GROWING = (
+    *("epoch", "rows", "bytes", "seconds_waited", "requested", "in_cache", "from_tier"),
+    *("from_lance", "lance_bytes", "lance_seconds", "retries", "failures"),
+)
 OPTIONS: dict[str, Any] = {"batch_size": 4, "num_canonical_nodes": 1, "shuffle_seed": 7}
 
 
@@ -171,6 +178,42 @@ def test_reading_is_cheap_and_takes_no_locks(table_100: str) -> None:
 
     seconds = run_forked(run)
     assert seconds[5] < 0.001
+
+
+def test_polling_while_workers_read(table_5000: str) -> None:
+    """A hundred times a second: no number ever goes back, whoever writes them."""
+
+    def run() -> list[Any]:
+        data = build(table_5000, batch_size=50)
+        loader = DataLoader(data, 50, num_workers=2, collate_fn=counting, persistent_workers=True)
+        ended, seen, seconds = threading.Event(), [], []
+
+        def poll() -> None:
+            while not ended.wait(0.01):
+                started_s = time.thread_time()
+                one = lance_stream.stats(data)
+                seconds.append(time.thread_time() - started_s)
+                numbers = [one.as_dict()[name] for name in GROWING]
+                workers = {f"{w.worker} of {w.pid}": w.rows for w in one.workers}
+                seen.append([numbers, one.counters.get("samples", 0), workers])
+
+        thread = threading.Thread(target=poll)
+        thread.start()
+        rows = sum(len(batch) for _ in range(2) for batch in loader)
+        ended.set()
+        thread.join()
+        last = lance_stream.stats(data)
+        return [rows, last.rows, last.counters, seen, sorted(seconds)]
+
+    rows, last, counters, seen, seconds = run_forked(run)
+    assert rows == last == counters["samples"] == 10_000
+    assert len(seen) > 20
+    for (before, samples, workers), (after, more, others) in itertools.pairwise(seen):
+        assert all(a <= b for a, b in zip(before, after, strict=True)), (before, after)
+        assert samples <= more
+        assert all(workers[name] <= others[name] for name in workers)
+    # Of the processor: what the machine does meanwhile is not the call's.
+    assert seconds[len(seconds) // 2] < 0.001
 
 
 def test_progress(table_100: str, capfd: pytest.CaptureFixture[str]) -> None:

@@ -69,6 +69,7 @@ def test_each_shard_is_read_once_for_all_nodes_and_epochs(
     assert first["shards"][1] + second["shards"][1] > SHARDS
 
 
+@pytest.mark.slow
 def test_two_jobs_that_want_the_same_shards_at_the_same_time(
     redis_server: LoopbackServer, table_5000: str, tmp_path: Path
 ) -> None:
@@ -104,6 +105,7 @@ def test_two_jobs_that_want_the_same_shards_at_the_same_time(
     assert sum(result["shards"][0] for result in results) == SHARDS
 
 
+@pytest.mark.slow
 def test_a_node_that_is_killed_while_it_reads(
     redis_server: LoopbackServer, table_5000: str, tmp_path: Path
 ) -> None:
