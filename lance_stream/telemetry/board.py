@@ -8,6 +8,7 @@ memory, so nobody ever waits for anybody; a reader sees each number as it was at
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -160,14 +161,23 @@ class Reading:
 def read_board(path: str) -> Reading | None:
     """Read a board; None if it is gone, or is being made."""
     try:
-        with open(path, "rb", buffering=0) as file:
-            data = file.read(_BYTES)
-        about = json.loads(data[:_TEXT_BYTES])
-        names = about["names"]
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            data = os.read(descriptor, _BYTES)
+        finally:
+            os.close(descriptor)
+        labels, names = _described(data[:_TEXT_BYTES])
         values = struct.unpack_from(f"={len(names)}q", data, _TEXT_BYTES)
     except (OSError, ValueError, KeyError, TypeError, struct.error):
         return None
-    return Reading(about["labels"], dict(zip(names, values, strict=True)))
+    return Reading(dict(labels), dict(zip(names, values, strict=True)))
+
+
+# A trainer may look a hundred times a second, and what a board is called seldom changes.
+@functools.lru_cache(maxsize=256)
+def _described(text: bytes) -> tuple[dict[str, Any], list[str]]:
+    about = json.loads(text)
+    return about["labels"], about["names"]
 
 
 def read_boards(directory: str) -> list[Reading]:
