@@ -19,7 +19,6 @@ from lance_stream.cli.output import print_json, print_table, size
 
 if TYPE_CHECKING:
     from lance_stream.service.jobs import Job, JobStream, Rates
-    from lance_stream.telemetry.stats import StreamStats
 
 __all__ = ["command"]
 
@@ -27,7 +26,7 @@ _SHOWN_ERRORS = 5
 _CLEAR = "\x1b[2J\x1b[H"
 
 # Of the last look, by directories of download process and stream: when, and what was seen.
-_Seen = dict[tuple[str, str, float], tuple[float, "StreamStats"]]
+_Seen = dict[tuple[str, str, float], tuple[float, "JobStream"]]
 
 
 @subcommand(__doc__, "Show live state of this node's jobs.")
@@ -76,8 +75,9 @@ def _rated(job: Job, seen: _Seen) -> Iterator[tuple[JobStream, Rates]]:
     for stream in job.streams:
         key = (job.directory, stream.cache, stream.since)
         since, before = seen.get(key, (stream.since, None))
-        seen[key] = (now, stream.stats)
-        yield stream, rates(stream.stats, before, now - since)
+        seen[key] = (now, stream)
+        old = None if before is None else before.stats
+        yield stream, rates(stream.stats, old, now - since)
 
 
 def _job_dict(job: Job, streams: list[tuple[JobStream, Rates]]) -> dict[str, Any]:
