@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 _SEED = 20_260
-_CHUNK_ROWS = 1_000
+CHUNK_ROWS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,13 @@ SHAPES = {
 
 def chunks(shape: Shape) -> Iterator[pa.Table]:
     """All rows, some at a time."""
-    for start in range(0, shape.rows, _CHUNK_ROWS):
-        yield _chunk(shape.name, start, min(_CHUNK_ROWS, shape.rows - start))
+    for start in range(0, shape.rows, CHUNK_ROWS):
+        yield chunk(shape, start)
 
 
-def _chunk(name: str, start: int, count: int) -> pa.Table:
+def chunk(shape: Shape, start: int) -> pa.Table:
+    """The rows from ``start``, a multiple of ``CHUNK_ROWS``, to the next one."""
+    name, count = shape.name, min(CHUNK_ROWS, shape.rows - start)
     random = np.random.default_rng([_SEED, start])
     ids = pa.array(np.arange(start, start + count))
     if name == "S":
@@ -78,8 +80,8 @@ def write_lance(directory: str, name: str) -> None:
     import lance
 
     shape = SHAPES[name]
-    for chunk in chunks(shape):
-        lance.write_dataset(chunk, f"{directory}/{name}.lance", mode="append")
+    for rows in chunks(shape):
+        lance.write_dataset(rows, f"{directory}/{name}.lance", mode="append")
     dataset = lance.dataset(f"{directory}/{name}.lance")
     dataset.optimize.compact_files(target_rows_per_fragment=max(shape.rows // 5, 1))
 
@@ -91,8 +93,8 @@ def write_mds(directory: str, name: str) -> None:
     shape, number = SHAPES[name], 0
     out = f"{directory}/{name}.mds"
     with MDSWriter(out=out, columns=shape.mds, size_limit=None) as writer:
-        for chunk in chunks(shape):
-            for row in _samples(chunk):
+        for rows in chunks(shape):
+            for row in samples(rows):
                 if number and number % shape.shard_rows == 0:
                     writer.flush_shard()
                     writer._reset_cache()
@@ -100,17 +102,18 @@ def write_mds(directory: str, name: str) -> None:
                 number += 1
 
 
-def _samples(chunk: pa.Table) -> Iterator[dict[str, Any]]:
+def samples(rows: pa.Table) -> Iterator[dict[str, Any]]:
+    """The rows as MDS has them: numbers, bytes, text and arrays."""
     columns: dict[str, Any] = {}
-    for field in chunk.schema:
-        column = chunk.column(field.name).combine_chunks()
+    for field in rows.schema:
+        column = rows.column(field.name).combine_chunks()
         if pa.types.is_fixed_size_list(field.type):
             columns[field.name] = column.flatten().to_numpy().reshape(len(column), -1)
         elif pa.types.is_float32(field.type):
             columns[field.name] = column.to_numpy()
         else:
             columns[field.name] = column.to_pylist()
-    for row in range(chunk.num_rows):
+    for row in range(rows.num_rows):
         yield {name: column[row] for name, column in columns.items()}
 
 

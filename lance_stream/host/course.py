@@ -9,7 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Course", "Part", "first_uses"]
+__all__ = ["Course", "Part", "first_uses", "last_uses"]
+
+_LOOKED_AT = 1 << 18
 
 
 @dataclass(slots=True, eq=False)
@@ -82,7 +84,7 @@ class Course:
 
     def peek(self, count: int) -> Part:
         """The next samples, up to so many; empty at the end."""
-        return self._part(self.done, self.done + count)
+        return self.between(self.done, self.done + count)
 
     def ahead(self, count: int) -> NDArray[np.int64]:
         """Shards that come up to ``count`` samples ahead, in order of use.
@@ -92,7 +94,7 @@ class Course:
         stop = min(self.done + count, self.total)
         if stop <= self._asked:
             return np.empty(0, np.int64)
-        part = self._part(self._asked, stop)
+        part = self.between(self._asked, stop)
         self._asked = stop
         return part.shards[first_uses(part.shards)]
 
@@ -100,7 +102,7 @@ class Course:
         """Shards of the samples that were given out since this was last asked."""
         # Asked from another thread, which may see a part half begun, or half ended: too few then.
         start, self._counted = self._counted, max(self._counted, self.given_out)
-        return self._part(start, self._counted).shards
+        return self.between(start, self._counted).shards
 
     def end(self) -> None:
         """Give out no more, not even what is left of the current part."""
@@ -110,7 +112,8 @@ class Course:
         # An iterator over a list that was emptied has ended.
         self._rows.clear()
 
-    def _part(self, start: int, stop: int) -> Part:
+    def between(self, start: int, stop: int) -> Part:
+        """Samples ``[start, stop)`` of the course, fewer at its end."""
         ids = self._ids[start:stop]
         shards = np.searchsorted(self._stops, ids, side="right")
         before = np.where(shards > 0, self._stops[shards - 1], 0)
@@ -121,3 +124,21 @@ def first_uses(shards: NDArray[np.int64]) -> NDArray[np.int64]:
     """Positions at which each shard comes for the first time, ascending."""
     _, first = np.unique(shards, return_index=True)
     return np.sort(first)
+
+
+def last_uses(course: Course, num_shards: int) -> NDArray[np.int64]:
+    """Where each shard comes for the last time in what is left of a course.
+
+    Args:
+        course: At any place.
+        num_shards: Shards of the dataset.
+
+    Returns:
+        int64 array (num_shards,): position in the course; -1 for a shard that does not come.
+    """
+    last = np.full(num_shards, -1, np.int64)
+    for start in range(course.done, course.total, _LOOKED_AT):
+        shards = course.between(start, start + _LOOKED_AT).shards
+        # Of several assignments to one element the last one counts.
+        last[shards] = np.arange(start, start + len(shards))
+    return last

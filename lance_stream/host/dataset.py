@@ -31,6 +31,7 @@ from lance_stream.host.cache import StreamCache
 from lance_stream.host.collate import collate
 from lance_stream.host.course import Course, Part, first_uses
 from lance_stream.host.gather import PackedBatch, ShardColumns, gathered, tensors
+from lance_stream.host.keeping import POLICIES, Kept
 from lance_stream.host.preparing import PreparingDataset
 from lance_stream.host.reader import LanceReader
 from lance_stream.host.stream import LanceStream
@@ -77,6 +78,9 @@ class LanceStreamingDataset(PreparingDataset):
             A column is a list where values are text, bytes, nested, ragged or null.
         prefetch_shards: How many shards each node asks for ahead of use. Default: those of the
             next ``predownload`` samples of each worker.
+        cache_policy: Which shards a cache with a ``cache_limit`` below the data keeps: "lru", the
+            host's, those that were used last; or "epoch", those that the rest of the epoch needs,
+            which reads less in every epoch but the first (docs/cache_policy.md).
         resume: A state of ``state_dict``: streams that name no version are opened at the saved
             one, and the state is loaded.
         **arguments: As for ``streaming.StreamingDataset``.
@@ -94,6 +98,7 @@ class LanceStreamingDataset(PreparingDataset):
         predownload: int | None = None,
         batched: bool = False,
         prefetch_shards: int | None = None,
+        cache_policy: str = "lru",
         resume: dict[str, Any] | None = None,
         **arguments: Any,
     ) -> None:
@@ -101,6 +106,8 @@ class LanceStreamingDataset(PreparingDataset):
             raise PlanError("batched=True needs a batch_size")
         if prefetch_shards is not None and prefetch_shards < 0:
             raise PlanError(f"prefetch_shards={prefetch_shards!r} must be at least 0")
+        if cache_policy not in POLICIES:
+            raise PlanError(f"cache_policy={cache_policy!r} must be one of {', '.join(POLICIES)}")
         if resume is not None and streams is not None:
             checkpoints.reopen(streams, resume)
         elif resume is not None and arguments.get("stream_name") == "lance":
@@ -110,6 +117,8 @@ class LanceStreamingDataset(PreparingDataset):
             predownload = max(_DEFAULT_PREDOWNLOAD, 8 * (batch_size or 0))
         self.batched = batched
         self.prefetch_shards = prefetch_shards
+        self.cache_policy = cache_policy
+        self._kept: Kept | None = None
         self._course: Course | None = None
         self._begun: tuple[int, int] | None = None
         # Epoch, where it was begun, and how many samples this process gave out of it.
@@ -130,7 +139,13 @@ class LanceStreamingDataset(PreparingDataset):
 
     def __getstate__(self) -> dict[str, Any]:
         # What an epoch in progress has open stays where it is.
-        return {**super().__getstate__(), "_course": None, "_columns": None, "_counting": None}
+        return {
+            **super().__getstate__(),
+            "_course": None,
+            "_kept": None,
+            "_columns": None,
+            "_counting": None,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -144,7 +159,7 @@ class LanceStreamingDataset(PreparingDataset):
             # Should a copy of its generator be closed here, what it gave out is not ours to count.
             self._course.end()
             self._course.uncounted()
-        self._course = None
+        self._course = self._kept = None
         self._counting = threading.RLock()
 
     def __len__(self) -> int:
@@ -167,6 +182,9 @@ class LanceStreamingDataset(PreparingDataset):
         ids = self._get_work(epoch, sample_in_epoch)
         self._begun = (epoch, sample_in_epoch)
         course = self._course = Course(ids, self._shard_stops, skip)
+        self._kept = None
+        if self.cache_limit and self.cache_policy == "epoch":
+            self._kept = Kept(course, self._shard_access_times.numpy())
         for cache in self._caches():
             cache.begin_board().numbers[EPOCHS] = epoch + 1
         ahead = Ahead(self, course, int(self.predownload or 1), self._max_ahead())
@@ -234,7 +252,9 @@ class LanceStreamingDataset(PreparingDataset):
             opened[shard] = self._open(shard)
         used = list(opened)
         ahead.used(used)
-        if self.cache_limit:
+        if self._kept is not None:
+            self._kept.renew(course.done)
+        elif self.cache_limit:
             now = time.time_ns()
             for shard in used:
                 self._shard_access_times[shard] = now
@@ -321,6 +341,11 @@ class LanceStreamingDataset(PreparingDataset):
             for stream, count in zip(self.streams, rows.tolist(), strict=True):
                 if count and isinstance(stream, LanceStream) and stream.cache is not None:
                     stream.cache.begin_board().numbers[ROWS] += count
+
+    def access_time(self, shard_id: int) -> int:
+        """As in the stock class, or by what this epoch still needs."""
+        kept = self._kept
+        return super().access_time(shard_id) if kept is None else kept.time_of(shard_id)
 
     def _max_ahead(self) -> int | None:
         """Shards that one worker may ask for ahead of use; None: no bound."""
