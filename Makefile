@@ -40,6 +40,9 @@ bench: $(READY)
 	$(BIN)/python benchmarks/shuffle_quality.py
 	$(BIN)/python benchmarks/scale.py --shards 200000
 	$(BIN)/python benchmarks/conversion.py
+	$(BIN)/python benchmarks/streaming_dataset.py
+	$(BIN)/python benchmarks/second_epoch.py
+	$(BIN)/python benchmarks/cold_epoch.py
 	$(BIN)/python benchmarks/shared_cache.py
 	$(BIN)/python benchmarks/polling.py
 

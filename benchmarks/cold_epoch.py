@@ -66,7 +66,7 @@ def measure(side: str, options: dict[str, str], seconds: float) -> dict[str, flo
     elif side.startswith("ours"):
         from lance_stream import LanceStreamingDataset  # noqa: F401
     else:
-        import lancedb.streaming  # noqa: F401
+        import lancedb.streaming  # noqa: F401  # pyright: ignore[reportMissingImports]
     with tempfile.TemporaryDirectory(prefix="cold-epoch-") as local:
         return _epoch(side, options, local, seconds)
 

@@ -36,7 +36,7 @@ def write(directory: str, name: str, peer: str) -> None:
     shape = shapes.SHAPES[name]
     out = f"{directory}/{name}.{peer}"
     if peer == "litdata" and not Path(out, "index.json").exists():
-        import litdata
+        import litdata  # pyright: ignore[reportMissingImports]
 
         litdata.optimize(
             fn=_Rows(name),
@@ -46,7 +46,7 @@ def write(directory: str, name: str, peer: str) -> None:
             num_workers=1,
         )
     if peer == "hf" and not Path(out).exists():
-        import datasets
+        import datasets  # pyright: ignore[reportMissingImports]
 
         table = pa.concat_tables(shapes.chunks(shape))
         datasets.Dataset(datasets.table.InMemoryTable(table)).save_to_disk(out)
@@ -65,11 +65,11 @@ class _Rows:
 def loader(directory: str, name: str, peer: str, batch_size: int) -> tuple[Any, int]:
     """What is iterated for one shuffled epoch after another, and how many samples an item is."""
     if peer == "litdata":
-        import litdata
+        import litdata  # pyright: ignore[reportMissingImports]
 
         return litdata.StreamingDataset(f"{directory}/{name}.litdata", shuffle=True), 1
     if peer == "hf":
-        import datasets
+        import datasets  # pyright: ignore[reportMissingImports]
         from torch.utils.data import DataLoader
 
         rows = datasets.load_from_disk(f"{directory}/{name}.hf")
@@ -81,8 +81,8 @@ def loader(directory: str, name: str, peer: str, batch_size: int) -> tuple[Any, 
 
 def lancedb_dataset(uri: str, options: dict[str, str] | None = None, **arguments: Any) -> Any:
     """LanceDB's loader over a table, shuffled by row."""
-    import lancedb
-    from lancedb.streaming import StreamingDataset
+    import lancedb  # pyright: ignore[reportMissingImports]
+    from lancedb.streaming import StreamingDataset  # pyright: ignore[reportMissingImports]
 
     folder, _, table = uri.rpartition("/")
     database = lancedb.connect(folder, storage_options=options)
