@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import os
+import socket
 
 import psutil
 
-__all__ = ["is_alive", "start_time", "this_process"]
+__all__ = ["is_alive", "start_time", "this_node", "this_process", "this_writer"]
 
 
 def start_time(pid: int) -> int | None:
@@ -34,3 +37,36 @@ def this_process() -> tuple[int, int]:
     """Pid and start time of the calling process."""
     pid = os.getpid()
     return pid, start_time(pid) or 0
+
+
+def this_node() -> str:
+    """Names where a pid means something: this machine since its start, and the container on it.
+
+    Returns:
+        12 hex characters.
+    """
+    # A container is another node although its machine is not.
+    return _node(_read_link("/proc/self/ns/pid"))
+
+
+def this_writer() -> tuple[int, int, str]:
+    """Pid and start time of the calling process, and its node: for names on shared disks."""
+    return (*this_process(), this_node())
+
+
+@functools.cache
+def _node(namespace: str) -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            boot = file.read().strip()
+    except OSError:
+        boot = ""
+    text = "\0".join((socket.gethostname(), boot, namespace))
+    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+
+
+def _read_link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""

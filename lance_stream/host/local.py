@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from lance_stream.errors import PlanError
 from lance_stream.host.cache import StreamCache
-from lance_stream.processes import is_alive
+from lance_stream.processes import is_alive, this_node
 from lance_stream.shards.paths import is_shard_name, sweep_temporary_files
 
 __all__ = ["check_only_copies", "find_shards"]
@@ -28,7 +28,7 @@ def find_shards(cache: StreamCache, usage: NDArray[np.int64]) -> None:
         usage: int64 array (shards,), filled with bytes; 0: not there.
     """
     directory = cache.address.directory
-    for name in sweep_temporary_files(directory, is_alive):
+    for name in sweep_temporary_files(directory, is_alive, this_node()):
         logger.info("removed %s, left behind by a process that is gone", name)
     ours = cache.name(0).split(".")[::2]
     with os.scandir(directory) as entries:

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from lance_stream.errors import PlanError
+from lance_stream.host.places import own_directory
 from lance_stream.planning.fingerprint import digest
 from lance_stream.planning.index import ShardIndex
-from lance_stream.processes import this_process
 from lance_stream.service.cache_files import (
     lay_down_index,
+    ledger_path,
     remove,
     sweep_ledgers,
 )
@@ -68,7 +69,7 @@ def adopt_endpoint(endpoint: Endpoint) -> None:
 
 
 def settle(
-    index: ShardIndex, content: str, local: str | None, *, shared: bool
+    index: ShardIndex, content: str, local: str | None, *, node: int, shared: bool
 ) -> tuple[dict[str, Any], Hold]:
     """On the first rank of a node: claim the directory, lay down index and ledger.
 
@@ -76,6 +77,7 @@ def settle(
         index: Of the stream.
         content: Fingerprint of what is cached.
         local: Cache directory, or None for one of the user's own.
+        node: Number of this node if it shares that directory with an earlier one; or 0.
         shared: Whether other ranks use them too.
 
     Returns:
@@ -85,14 +87,16 @@ def settle(
         CacheInUseError: Another job has the directory.
         PlanError: It cannot be used.
     """
-    claim = claim_default_directory(content) if local is None else claim_directory(local)
+    if local is None:
+        claim = claim_default_directory(content, first_slot=node)
+    else:
+        claim = claim_directory(own_directory(local, node) if node else local)
     lease, ledger = None, None
     try:
         directory, token = claim.path, secrets.token_hex(6)
         sweep_ledgers(directory)
         path = lay_down_index(directory, index)
-        pid, started = this_process()
-        ledger = os.path.join(directory, f".ledger-{pid}-{started}-{token}")
+        ledger = ledger_path(directory, token)
         create_ledger(ledger, index.num_shards)
         # Before the boards: the directory of an endpoint goes with the last hold on its process.
         lease = Lease(job_endpoint())
@@ -116,7 +120,7 @@ def settle(
     }
     # Other ranks may go on after this one: then the next claim of the directory sweeps it.
     own = None if shared else (ledger, boards)
-    return settled, Hold(claim, lease, own, pid)
+    return settled, Hold(claim, lease, own, os.getpid())
 
 
 def join(settled: dict[str, Any]) -> Hold:

@@ -26,9 +26,11 @@ from lance_stream.host.indexes import (
     obtain_index,
 )
 from lance_stream.host.local import check_only_copies, find_shards
-from lance_stream.host.ranks import Ranks
+from lance_stream.host.places import Mark, marked
+from lance_stream.host.ranks import Ranks, order_of
 from lance_stream.host.reader import LanceReader
 from lance_stream.host.settling import job_endpoint, join, settle
+from lance_stream.host.starting import start_safely
 from lance_stream.host.watch import watch_caller
 from lance_stream.planning.fingerprint import content_fingerprint
 from lance_stream.planning.index import ShardIndex
@@ -208,6 +210,7 @@ class LanceStream(Stream):
         self._complained = False
         self._cache: StreamCache | None = None
         self._finalizer: weakref.finalize[..., LanceStream] | None = None
+        start_safely(LanceStream)
 
     def __repr__(self) -> str:
         parts = [repr(redact(self.uri))]
@@ -301,24 +304,39 @@ class LanceStream(Stream):
             LanceStreamError: The table cannot be streamed; says why, on every rank.
         """
         del allow_unsafe_types
-        check_only_copies(sys._getframe(1).f_locals.get("self"), LanceStream)
+        dataset = sys._getframe(1).f_locals.get("self")
+        check_only_copies(dataset, LanceStream)
+        # A stream that was unpickled was not made here.
+        start_safely(LanceStream)
         if self._cache is not None:
             self._release()
         ranks = Ranks.of(world)
-        ranks.require_equal(self._arguments())
+        ranks.require_equal({**self._arguments(), **order_of(dataset)})
+        local = self._given_local and os.path.join(self._given_local, self.split)
+        with marked(ranks, local) as mark:
+            settled = self._agree(ranks, local, mark)
+        self._attach(settled, leads=ranks.is_local_leader)
+        cache = self._built()
+        rows = np.diff(cache.index.shard_stops, prepend=0).tolist()
+        return [LanceReader(cache, shard, samples) for shard, samples in enumerate(rows)]
+
+    def _agree(self, ranks: Ranks, local: str | None, mark: Mark | None) -> dict[str, Any]:
+        """Plan on rank 0, then on each node; gives what this rank's node settled."""
         lead: dict[str, Any] = {}
 
         def resolve() -> dict[str, Any] | None:
+            marked = {"mark": mark and mark.name}
             if ranks.rank:
-                return None
+                return marked
             lead["index"] = self._make_index(self._wanted)
             self._hold_version(lead["index"])
             index = lead["index"]
             # A branch has a uri and versions of its own.
             at = {"uri": index.uri, "version": index.version}
-            return {"at": at, "fingerprint": index.fingerprint}
+            return {"at": at, "fingerprint": index.fingerprint, **marked}
 
-        agreed = ranks.each(resolve)[0] or {}
+        said = ranks.each(resolve)
+        agreed = said[0] or {}
 
         def settle_here() -> dict[str, Any] | None:
             if not ranks.is_local_leader:
@@ -330,19 +348,21 @@ class LanceStream(Stream):
                     "node as on rank 0, or its filter gives other rows each time"
                 )
                 raise PlanError(msg)
-            local = self._given_local and os.path.join(self._given_local, self.split)
             content = content_fingerprint(
                 index.fingerprint, self._wanted.cache_format, self.validate_hash or None
             )
-            settled, hold = settle(index, content, local, shared=ranks.ranks_per_node > 1)
+            earlier = [one["mark"] for one in said[: ranks.rank] if one and one["mark"]]
+            settled, hold = settle(
+                index,
+                content,
+                local,
+                node=ranks.node if mark is not None and mark.sees(earlier) else 0,
+                shared=ranks.ranks_per_node > 1,
+            )
             self._finalizer = weakref.finalize(self, hold.let_go)
             return settled
 
-        settled = ranks.each(settle_here)[ranks.local_leader] or {}
-        self._attach(settled, leads=ranks.is_local_leader)
-        cache = self._built()
-        rows = np.diff(cache.index.shard_stops, prepend=0).tolist()
-        return [LanceReader(cache, shard, samples) for shard, samples in enumerate(rows)]
+        return ranks.each(settle_here)[ranks.local_leader] or {}
 
     def prepare_shard(self, shard: Reader) -> int:
         """Ask for a shard; never waits and never raises, since the host would lose the error.

@@ -21,7 +21,7 @@ from lance_stream.offline.leftover import (
 )
 from lance_stream.offline.open_files import OpenFiles
 from lance_stream.offline.shared_memory import find_shared_memory
-from lance_stream.processes import is_alive
+from lance_stream.processes import is_alive, this_node
 from lance_stream.service.directory import LOCK_NAME, claim_if_free, default_root
 from lance_stream.service.runtime import Endpoint, lock_is_held, locked, runtime_directory
 
@@ -29,7 +29,7 @@ __all__ = ["CleanRequest", "find_leftovers"]
 
 _TOKEN = re.compile(r"[0-9a-f]{12}")
 _CACHE = re.compile(r"[0-9a-f]{20}(\.[0-9]+)?")
-_TEMPORARY = re.compile(r"\.tmp-([0-9]+)-([0-9]+)-.*|\.ledger-([0-9]+)-([0-9]+)-.*")
+_TEMPORARY = re.compile(r"\.(?:tmp|ledger)-([0-9]+)-([0-9]+)-(?:n([0-9a-f]{12})-)?.*")
 # A job makes the directory a moment before it starts the process...
 _NOT_STARTED_S = 120.0
 # ... and starts another at once if one dies while it is needed.
@@ -161,9 +161,12 @@ def _unfinished(directory: str) -> list[Leftover]:
     found = []
     for name in sorted(os.listdir(directory)):
         match = _TEMPORARY.fullmatch(name)
-        owner = [int(part) for part in match.groups() if part] if match else None
         path = os.path.join(directory, name)
-        if owner is None or is_alive(owner[0], owner[1]):
+        # What a process of another node writes there is for that node to remove.
+        if match is None or match.group(3) not in (None, this_node()):
+            continue
+        pid = int(match.group(1))
+        if is_alive(pid, int(match.group(2))):
             continue
         remove = _remove_tree if os.path.isdir(path) else remove_file
         found.append(
@@ -171,7 +174,7 @@ def _unfinished(directory: str) -> list[Leftover]:
                 kind="ledger" if name.startswith(".ledger") else "temporary file",
                 path=path,
                 num_bytes=tree_bytes(path) if os.path.isdir(path) else file_bytes(path),
-                why=f"process {owner[0]} is gone",
+                why=f"process {pid} is gone",
                 remove=lambda path=path, remove=remove: _claimed(directory, lambda: remove(path)),
             )
         )

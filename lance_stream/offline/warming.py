@@ -19,7 +19,7 @@ from lance_stream.offline.parallel import in_parallel
 from lance_stream.offline.request import StreamRequest
 from lance_stream.offline.shared_place import SharedPlace
 from lance_stream.offline.tables import find_index, shard_error, shard_source, shard_subject
-from lance_stream.processes import is_alive, this_process
+from lance_stream.processes import is_alive, this_node, this_writer
 from lance_stream.service.arguments import check_hash, check_outside
 from lance_stream.service.cache_files import lay_down_index, sweep_ledgers
 from lance_stream.service.directory import claim_directory
@@ -153,7 +153,7 @@ def run_warm(request: WarmRequest, news: News, engine: Engine) -> Warmed:
         if path is not None:
             with _explained(path):
                 sweep_ledgers(path)
-                for _ in sweep_temporary_files(path, is_alive):
+                for _ in sweep_temporary_files(path, is_alive, this_node()):
                     pass
                 lay_down_index(path, index)
                 found = {shard: is_whole(source, shard) for shard in range(index.num_shards)}
@@ -299,8 +299,8 @@ def is_whole(source: StreamSource, shard: int) -> int:
 
 def _sweep_own(directory: str) -> None:
     """Remove what attempts that were given up have written."""
-    me = this_process()
-    for _ in sweep_temporary_files(directory, lambda pid, started: (pid, started) != me):
+    *me, node = this_writer()
+    for _ in sweep_temporary_files(directory, lambda pid, started: [pid, started] != me, node):
         pass
 
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import time
 
 from lance_stream.planning.index import ShardIndex
-from lance_stream.processes import is_alive, this_process
+from lance_stream.processes import is_alive, this_node, this_writer
 from lance_stream.shards.paths import index_name, new_temporary_name
 
-__all__ = ["lay_down_index", "remove", "sweep_ledgers"]
+__all__ = ["lay_down_index", "ledger_path", "remove", "sweep_ledgers"]
+
+# A ledger that is used is written to, if only when an epoch begins.
+_FOREIGN_AGE_S = 30 * 86400.0
 
 
 def lay_down_index(directory: str, index: ShardIndex) -> str:
@@ -23,7 +27,7 @@ def lay_down_index(directory: str, index: ShardIndex) -> str:
     path = os.path.join(directory, name)
     data = index.to_bytes()
     if _content(path) != data:
-        temporary = os.path.join(directory, new_temporary_name(name, *this_process()))
+        temporary = os.path.join(directory, new_temporary_name(name, *this_writer()))
         with open(temporary, "wb") as file:
             file.write(data)
         os.rename(temporary, path)
@@ -39,13 +43,28 @@ def _content(path: str) -> bytes | None:
         return None
 
 
+def ledger_path(directory: str, token: str) -> str:
+    """Path for a ledger that this process makes in a cache directory."""
+    pid, started, node = this_writer()
+    return os.path.join(directory, f".ledger-{pid}-{started}-n{node}-{token}")
+
+
 def sweep_ledgers(directory: str) -> None:
-    """Remove ledgers of jobs that were killed; the directory is claimed, so none is alive."""
+    """Remove ledgers of jobs that were killed.
+
+    The directory is claimed, but a claim may not reach other nodes that share it: theirs go when
+    they are old.
+    """
     for name in os.listdir(directory):
-        if name.startswith(".ledger-"):
-            parts = name.split("-")
-            if len(parts) != 4 or not is_alive(int(parts[1]), int(parts[2])):
-                remove(os.path.join(directory, name))
+        if not name.startswith(".ledger-"):
+            continue
+        path, parts = os.path.join(directory, name), name.split("-")
+        if len(parts) == 5 and parts[3] != f"n{this_node()}":
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - os.stat(path).st_mtime > _FOREIGN_AGE_S:
+                    remove(path)
+        elif len(parts) not in (4, 5) or not is_alive(int(parts[1]), int(parts[2])):
+            remove(path)
 
 
 def remove(path: str) -> None:

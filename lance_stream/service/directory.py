@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import socket
 import tempfile
 import time
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 import psutil
 
 from lance_stream.errors import CacheInUseError, PlanError
-from lance_stream.processes import this_process
+from lance_stream.processes import this_node, this_writer
 from lance_stream.service.runtime import lock_holder, private_directory
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "claim_if_free",
     "default_root",
     "join_directory",
+    "make_default_root",
 ]
 
 logger = logging.getLogger(__name__)
@@ -86,8 +88,9 @@ def claim_directory(path: str) -> DirectoryClaim:
             # A process that is being killed lets go in a moment.
             if (holder and psutil.pid_exists(holder)) or time.monotonic() > deadline:
                 msg = (
-                    f"local={path!r} is in use by process {holder}: wait for it to end, or give "
-                    "another local= (without one, each job gets a directory of its own)"
+                    f"local={path!r} is in use by process {_who(path, holder)}: wait for it to "
+                    "end, or give another local= (without one, each job gets a directory of its "
+                    "own)"
                 )
                 raise CacheInUseError(msg)
             time.sleep(0.1)
@@ -103,22 +106,23 @@ def default_root() -> str:
     )
 
 
-def claim_default_directory(fingerprint: str) -> DirectoryClaim:
+def claim_default_directory(fingerprint: str, first_slot: int = 0) -> DirectoryClaim:
     """Claim the first free directory among those kept for a fingerprint.
 
     They lie in ``LANCE_STREAM_CACHE_DIR``, or in a private directory of the user in the temporary
     directory. A later run finds what an earlier one cached; jobs that run at the same time get
     one each.
 
+    Args:
+        fingerprint: Of what is cached.
+        first_slot: Which directory to try first. Nodes that share them take different ones, also
+            where the locks of one node do not reach the others.
+
     Raises:
         CacheInUseError: Too many jobs at the same time.
     """
-    root = default_root()
-    private_directory(
-        os.path.dirname(root) if "LANCE_STREAM_CACHE_DIR" not in os.environ else root
-    )
-    private_directory(root)
-    for slot in range(_MAX_SLOTS):
+    root = make_default_root()
+    for slot in range(first_slot, first_slot + _MAX_SLOTS):
         name = fingerprint[:20] + (f".{slot}" if slot else "")
         path = os.path.realpath(private_directory(os.path.join(root, name)))
         # Also not one of our own: two datasets with a cache limit would evict each other's.
@@ -126,6 +130,19 @@ def claim_default_directory(fingerprint: str) -> DirectoryClaim:
             return DirectoryClaim(path)
     msg = f"{_MAX_SLOTS} jobs already use the default cache directories in {root}: give local="
     raise CacheInUseError(msg)
+
+
+def make_default_root() -> str:
+    """Where the default cache directories of the user lie; made, and private.
+
+    Raises:
+        DownloadProcessError: It belongs to somebody else, or cannot be made.
+    """
+    root = default_root()
+    private_directory(
+        os.path.dirname(root) if "LANCE_STREAM_CACHE_DIR" not in os.environ else root
+    )
+    return private_directory(root)
 
 
 def claim_if_free(path: str) -> DirectoryClaim | None:
@@ -183,11 +200,22 @@ def _try_claim(path: str) -> int | None:
         # ``lance-stream clean`` removed the directory since it was opened.
         os.close(descriptor)
         os.makedirs(path, mode=0o700, exist_ok=True)
-    # For people who look at the file; the kernel knows who holds the lock.
+    # For people, and other nodes; the kernel knows who holds the lock.
     os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, "{} {}".format(*this_process()).encode(), 0)
+    pid, started, node = this_writer()
+    os.pwrite(descriptor, f"{pid} {started} {node} {socket.gethostname()}".encode(), 0)
     _HELD[path] = _Held(descriptor, 1)
     return None
+
+
+def _who(path: str, holder: int) -> str:
+    """Words for the holder of a directory, which may be a process of another node."""
+    try:
+        with open(os.path.join(path, LOCK_NAME)) as file:
+            pid, _, node, host = file.read().split()
+    except (OSError, ValueError):
+        return str(holder)
+    return str(holder) if node == this_node() else f"{pid} of another node ({host})"
 
 
 def _is_at(descriptor: int, path: str) -> bool:

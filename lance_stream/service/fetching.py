@@ -22,7 +22,7 @@ from lance_stream.planning.index import ShardIndex
 from lance_stream.planning.layout import Layout
 from lance_stream.planning.selection import Selection
 from lance_stream.planning.types import describe_schema
-from lance_stream.processes import this_process
+from lance_stream.processes import this_writer
 from lance_stream.service.indexing import News, Order, check_format, finished, make_index, no_news
 from lance_stream.service.messages import Options, Pin, Plan, Register
 from lance_stream.service.sharing import SharedCaches
@@ -120,7 +120,7 @@ class Fetcher:
         self._tables: OrderedDict[str, Future[Table]] = OrderedDict()
         self._options: dict[str, StorageOptions] = {}
         self._lock = threading.Lock()
-        self._writer = this_process()
+        self._writer = this_writer()
         self._writes = itertools.count()
 
     def plan(self, request: Plan, news: News = no_news) -> ShardIndex | None:

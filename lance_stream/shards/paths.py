@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable, Iterator
 
 __all__ = [
@@ -19,7 +20,9 @@ __all__ = [
 _FINGERPRINT_CHARS = 20
 _SHARD = re.compile(r"[0-9a-f]{20}\.[0-9]{8,}\.(?:arrow|mds)")
 _INDEX = re.compile(r"[0-9a-f]{20}\.index\.arrow")
-_TEMPORARY = re.compile(r"\.tmp-([0-9]+)-([0-9]+)-.*")
+_TEMPORARY = re.compile(r"\.tmp-([0-9]+)-([0-9]+)-(?:n([0-9a-f]{12})-)?.*")
+# A file that a process of another node writes is touched more often: a fetch has a deadline.
+_FOREIGN_AGE_S = 86400.0
 
 
 def shard_name(fingerprint: str, shard: int, cache_format: str = "arrow") -> str:
@@ -42,23 +45,42 @@ def is_index_name(name: str) -> bool:
     return _INDEX.fullmatch(name) is not None
 
 
-def new_temporary_name(name: str, pid: int, started: int) -> str:
-    """Name for a file until it is published; names its writer, so leftovers can be told."""
-    return f".tmp-{pid}-{started}-{name}"
+def new_temporary_name(name: str, pid: int, started: int, node: str = "") -> str:
+    """Name for a file until it is published; names its writer, so leftovers can be told.
+
+    Args:
+        name: Unique for the writer.
+        pid: Of the writer.
+        started: When it started.
+        node: Where it runs, 12 hex characters: nodes may share the directory.
+    """
+    return f".tmp-{pid}-{started}-" + (f"n{node}-" if node else "") + name
 
 
-def sweep_temporary_files(directory: str, is_alive: Callable[[int, int], bool]) -> Iterator[str]:
+def sweep_temporary_files(
+    directory: str, is_alive: Callable[[int, int], bool], node: str = ""
+) -> Iterator[str]:
     """Remove what dead writers left behind; yields the names removed. Touches files.
+
+    A writer on another node cannot be looked for: its file goes when it is a day old.
 
     Args:
         directory: Cache directory.
         is_alive: Tells from pid and start time whether a writer still runs.
+        node: This node.
     """
     for name in os.listdir(directory):
         match = _TEMPORARY.fullmatch(name)
-        if match and not is_alive(int(match.group(1)), int(match.group(2))):
-            try:
-                os.unlink(os.path.join(directory, name))
-            except FileNotFoundError:
-                continue
-            yield name
+        if not match:
+            continue
+        path = os.path.join(directory, name)
+        try:
+            if match.group(3) in (None, node):
+                gone = not is_alive(int(match.group(1)), int(match.group(2)))
+            else:
+                gone = time.time() - os.stat(path).st_mtime > _FOREIGN_AGE_S
+            if gone:
+                os.unlink(path)
+                yield name
+        except FileNotFoundError:
+            continue
