@@ -19,6 +19,9 @@
     ├── StateMismatchError       (ValueError)    ranks or checkpoints that describe different data
     └── DownloadProcessError     (RuntimeError)  the download process cannot be started or reached
 
+    ShardCredentialsError        ShardUnavailableError and CredentialsError in one: the store
+                                 refused a shard, since keys have lapsed in mid-epoch, for one
+
 None is a ``FileNotFoundError``: inside a reader, the host takes that to mean "evicted, prepare
 the shard again". Every class takes one message, so that it survives the trip from a DataLoader
 worker to the training loop, and from the download process to a trainer.
@@ -37,6 +40,7 @@ __all__ = [
     "LanceStreamError",
     "PlanError",
     "ShardCorruptError",
+    "ShardCredentialsError",
     "ShardUnavailableError",
     "SourceUnavailableError",
     "StateMismatchError",
@@ -69,6 +73,10 @@ class SourceUnavailableError(LanceStreamError, ConnectionError):
 
 class ShardUnavailableError(LanceStreamError, RuntimeError):
     """One shard could not be fetched: names shard, rows, uri, version and the cause."""
+
+
+class ShardCredentialsError(ShardUnavailableError, CredentialsError):
+    """One shard could not be fetched, because the store refused the credentials."""
 
 
 class ShardCorruptError(LanceStreamError, ValueError):

@@ -26,7 +26,12 @@ from typing import Any
 
 from torch.utils.data import get_worker_info
 
-from lance_stream.errors import ShardCorruptError, ShardUnavailableError
+from lance_stream.errors import (
+    CredentialsError,
+    ShardCorruptError,
+    ShardCredentialsError,
+    ShardUnavailableError,
+)
 from lance_stream.host.settling import adopt_endpoint
 from lance_stream.planning.checksum import DEFAULT_HASH
 from lance_stream.planning.fingerprint import content_fingerprint
@@ -385,7 +390,8 @@ class StreamCache:
                 if self.subject(shard) in str(error)
                 else (f"{self.subject(shard)}: {error}")
             )
-            raise ShardUnavailableError(msg) from error
+            refused = isinstance(error, CredentialsError)
+            raise (ShardCredentialsError if refused else ShardUnavailableError)(msg) from error
         finally:
             numbers[WAITED_NS] += time.monotonic_ns() - started
 

@@ -407,7 +407,8 @@ class LanceStream(Stream):
 
     def _arguments(self) -> dict[str, Any]:
         """What all ranks must have been given alike; no secrets."""
-        return {**self._wanted.as_json(), "validate_hash": self.validate_hash}
+        weights = {name: getattr(self, f"_{name}") for name in ("proportion", "repeat", "choose")}
+        return {**self._wanted.as_json(), **weights, "validate_hash": self.validate_hash}
 
     def _make_index(self, wanted: Wanted) -> ShardIndex:
         """Have the table planned, or take the index that was given if it is of the table."""

@@ -141,7 +141,10 @@ def _words(error: BaseException) -> str:
 _ADVICE = {
     FailureKind.CREDENTIALS: (
         "the store refused access",
-        "check the credentials in storage_options or the environment",
+        (
+            "check the credentials in storage_options or the environment; for keys that lapse, "
+            "name a function as storage_options"
+        ),
     ),
     FailureKind.NOT_FOUND: ("there is no Lance table there", "check the uri, bucket and split"),
     FailureKind.VERSION_NOT_FOUND: (

@@ -11,7 +11,7 @@ from lance_stream.source.functions import load_function
 
 __all__ = ["StorageOptions"]
 
-# Renew options this long before they lapse.
+# Renew options this long before they lapse; those that live for less, halfway.
 _RENEW_BEFORE_S = 60.0
 
 
@@ -32,7 +32,7 @@ class StorageOptions:
         self._fixed = dict(options or {})
         self._function = function
         self._search_path = search_path
-        self._expiry: float | None = None
+        self._renew_at: float | None = None
         self._made: dict[str, str] | None = None if function else self._fixed
         self._generation = 0
         self._lock = threading.Lock()
@@ -44,9 +44,10 @@ class StorageOptions:
             PlanError: The function cannot be imported, or returns something else.
         """
         with self._lock:
-            lapsed = self._expiry is not None and time.time() > self._expiry - _RENEW_BEFORE_S
-            if self._made is None or lapsed:
-                self._made, self._expiry = self._call()
+            due = self._renew_at is not None and time.time() >= self._renew_at
+            if self._made is None or due:
+                self._made, expiry = self._call()
+                self._renew_at = None if expiry is None else _renewal(time.time(), expiry)
                 self._generation += 1
             return self._made, self._generation
 
@@ -70,6 +71,7 @@ class StorageOptions:
         function = load_function("storage_options", str(self._function), self._search_path)
         try:
             options, expiry = function()
+            expiry = None if expiry is None else float(expiry)
             return {str(k): str(v) for k, v in options.items()}, expiry
         except Exception as error:
             msg = (
@@ -77,3 +79,9 @@ class StorageOptions:
                 "name a function 'package.module:function' that returns (options, expiry)"
             )
             raise PlanError(msg) from error
+
+
+def _renewal(now_s: float, expiry_s: float) -> float:
+    """When to ask for options anew that were made now. Pure."""
+    life_s = expiry_s - now_s
+    return expiry_s - (_RENEW_BEFORE_S if life_s > _RENEW_BEFORE_S else life_s / 2)

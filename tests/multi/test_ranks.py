@@ -295,7 +295,7 @@ def test_a_shard_that_cannot_be_had(
     with ForkedRanks(run, 2) as job:
         (first, mine), (second, theirs) = job.results()
     for result in (first, second):
-        assert result["error"] == "ShardUnavailableError", result
+        assert result["error"] == "ShardCredentialsError", result
         assert s3_table_103 in result["message"]
         assert result["seconds"] < 20
     assert sorted({*mine, *theirs}) == list(range(103))

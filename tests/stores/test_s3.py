@@ -330,7 +330,7 @@ def test_credentials_lapse_in_mid_epoch(
         return [epoch(data, 2), data_reads(fault_proxy)]
 
     result, reads = run_forked(run)
-    assert result["error"] == "ShardUnavailableError", result
+    assert result["error"] == "ShardCredentialsError", result
     assert "rows [" in result["message"]
     assert s3_table in result["message"]
     assert "ExpiredToken" in result["message"]
@@ -364,7 +364,7 @@ def test_refused_ahead_of_use(
         return [outcome(train), seen, data_reads(fault_proxy)]
 
     result, seen, reads = run_forked(run)
-    assert result["error"] == "ShardUnavailableError", result
+    assert result["error"] == "ShardCredentialsError", result
     assert "shard 1 (rows [25, 50))" in result["message"]
     assert seen == ROWS[:25]
     # One attempt ahead of use and one that somebody waits for, of four requests each; and some

@@ -29,6 +29,8 @@ class Fault:
     Args:
         method: Regular expression for the whole method (``"GET|HEAD"``); empty matches all.
         path: Regular expression searched in the path with its query, as sent (percent-encoded).
+        access_key: Only requests that are signed with this key; empty matches all.
+        from_unix_s: Only requests that arrive after this time.
         latency_ms: Waited before anything else is done.
         fail_rate: Probability of an error answer in place of the server's.
         fail_next: The next n requests get an error answer for certain.
@@ -50,6 +52,8 @@ class Fault:
 
     method: str = ""
     path: str = ""
+    access_key: str = ""
+    from_unix_s: float = 0
     latency_ms: float = 0
     fail_rate: float = 0
     fail_next: int = 0
@@ -85,10 +89,13 @@ class Fault:
         if self.bandwidth_bytes_per_s is not None and self.bandwidth_bytes_per_s <= 0:
             raise ValueError(f"bandwidth_bytes_per_s {self.bandwidth_bytes_per_s} is not positive")
 
-    def matches(self, method: str, path: str) -> bool:
-        """Whether a request with this method and path is concerned. Pure."""
-        return (not self.method or re.fullmatch(self.method, method) is not None) and (
-            re.search(self.path, path) is not None
+    def matches(self, method: str, path: str, access_key: str = "", unix_s: float = 0) -> bool:
+        """Whether a request with these is concerned. Pure."""
+        return (
+            (not self.method or re.fullmatch(self.method, method) is not None)
+            and re.search(self.path, path) is not None
+            and self.access_key in ("", access_key)
+            and unix_s >= self.from_unix_s
         )
 
     def cut_at(self, length_bytes: int) -> int:

@@ -21,6 +21,7 @@ from typing import Any
 from tests.support.processes import kill_group, leashed, tail
 
 _ACCESS_KEY = "lance-stream-tests"
+_FURTHER_KEYS = tuple(f"{_ACCESS_KEY}-{number}" for number in range(1, 21))
 _SECRET_KEY = "not-a-secret-of-anybody"
 _REGION = "us-east-1"
 
@@ -107,8 +108,13 @@ class S3Server:
 
     @property
     def access_key(self) -> str:
-        """The only access key that the server accepts."""
+        """The access key that tests use."""
         return _ACCESS_KEY
+
+    @property
+    def further_keys(self) -> list[str]:
+        """More access keys, of the same secret: for keys that change."""
+        return list(_FURTHER_KEYS)
 
     @property
     def secret_key(self) -> str:
@@ -224,9 +230,10 @@ class S3Server:
         # Of its own for each attempt: what it holds names the ports.
         data = directory / f"data-{ports.s3}"
         data.mkdir()
+        keys = [_ACCESS_KEY, *_FURTHER_KEYS]
         identity = {
             "name": "tests",
-            "credentials": [{"accessKey": _ACCESS_KEY, "secretKey": _SECRET_KEY}],
+            "credentials": [{"accessKey": key, "secretKey": _SECRET_KEY} for key in keys],
             "actions": ["Admin", "Read", "Write", "List", "Tagging"],
         }
         config_path = directory / "s3.json"

@@ -327,7 +327,7 @@ class Proxy:
     def exchange(self, head: _Head) -> Iterator[_Exchange]:
         """Counts and records a request from its arrival to its end."""
         method, path, _ = head.first_line.split(" ", 2)
-        exchange = _Exchange(head, method, path, self._armed_for(method, path))
+        exchange = _Exchange(head, method, path, self._armed_for(method, path, head))
         self._log.append(exchange)
         self._requests += 1
         self._in_flight += 1
@@ -341,8 +341,11 @@ class Proxy:
             self._in_flight -= 1
             exchange.ended_s = time.monotonic()
 
-    def _armed_for(self, method: str, path: str) -> ArmedFault:
-        matching = (armed for armed in self._faults if armed.fault.matches(method, path))
+    def _armed_for(self, method: str, path: str, head: _Head) -> ArmedFault:
+        # "AWS4-HMAC-SHA256 Credential=KEY/20260101/us-east-1/s3/aws4_request, ..."
+        signed = re.search(r"Credential=([^/]*)/", head.headers.get("authorization", ""))
+        request = (method, path, signed.group(1) if signed else "", time.time())
+        matching = (armed for armed in self._faults if armed.fault.matches(*request))
         return next(matching, ArmedFault(Fault()))
 
     def _set(self, faults: list[dict[str, Any]]) -> None:

@@ -22,6 +22,7 @@ PUBLIC = [
     "PlanError",
     "ShardCache",
     "ShardCorruptError",
+    "ShardCredentialsError",
     "ShardIndex",
     "ShardUnavailableError",
     "SourceUnavailableError",

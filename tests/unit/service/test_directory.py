@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lance_stream.errors import CacheInUseError, PlanError
-from lance_stream.processes import this_process
+from lance_stream.processes import this_node, this_process
 from lance_stream.service.directory import claim_default_directory, claim_directory
 from tests.unit.conftest import ROOT
 
@@ -81,7 +82,8 @@ def test_a_directory_is_made_and_its_lock_names_the_holder(tmp_path: Path) -> No
     claim = claim_directory(str(path))
     assert claim.path == str(path)
     pid, started = this_process()
-    assert (path / ".lance_stream.lock").read_text() == f"{pid} {started}"
+    words = (path / ".lance_stream.lock").read_text().split()
+    assert words == [str(pid), str(started), this_node(), socket.gethostname()]
     claim.close()
 
 
@@ -107,7 +109,9 @@ def test_a_refused_claim_leaves_the_holder_alone(
     claim = claim_directory(str(tmp_path))
     for _ in range(2):
         assert run_python(TRY, str(tmp_path)).startswith("CacheInUseError ")
-    assert (tmp_path / ".lance_stream.lock").read_text() == "{} {}".format(*this_process())
+    assert (
+        (tmp_path / ".lance_stream.lock").read_text().startswith("{} {} ".format(*this_process()))
+    )
     claim.close()
     assert run_python(TRY, str(tmp_path)) == "claimed\n"
 
@@ -157,7 +161,9 @@ def test_a_stopped_holder_still_holds(tmp_path: Path) -> None:
 def test_the_word_of_a_dead_holder_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / ".lance_stream.lock").write_text("123456789 9876543210123 and more of it")
     claim = claim_directory(str(tmp_path))
-    assert (tmp_path / ".lance_stream.lock").read_text() == "{} {}".format(*this_process())
+    assert (
+        (tmp_path / ".lance_stream.lock").read_text().startswith("{} {} ".format(*this_process()))
+    )
     claim.close()
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,7 @@ def test_golden_names() -> None:
     assert shard_name(FINGERPRINT, 42, "mds") == "0123456789abcdef0123.00000042.mds"
     assert index_name(FINGERPRINT) == "0123456789abcdef0123.index.arrow"
     assert new_temporary_name("x.arrow", 17, 1234) == ".tmp-17-1234-x.arrow"
+    assert new_temporary_name("x", 17, 1234, "0123456789ab") == ".tmp-17-1234-n0123456789ab-x"
 
 
 @pytest.mark.parametrize("cache_format", ["arrow", "mds"])
@@ -87,6 +90,22 @@ def test_only_what_dead_writers_left_is_swept(directory: Path) -> None:
     assert set(sweep_temporary_files(str(directory), is_alive)) == {dead, reused}
     assert {path.name for path in directory.iterdir()} == kept
     assert sorted(asked) == [(10, 99), (10, 100), (11, 100)]
+
+
+def test_what_another_node_writes_is_not_swept_while_it_is_young(directory: Path) -> None:
+    here, there = "0" * 12, "f" * 12
+    ours, young, old = (
+        directory / new_temporary_name(name, 11, 100, node)
+        for name, node in (("a", here), ("b", there), ("c", there))
+    )
+    for path in (ours, young, old):
+        path.touch()
+    two_days_ago = time.time() - 2 * 86400
+    os.utime(old, (two_days_ago, two_days_ago))
+
+    swept = set(sweep_temporary_files(str(directory), lambda _pid, _started: False, here))
+    assert swept == {ours.name, old.name}
+    assert list(directory.iterdir()) == [young]
 
 
 def test_a_leftover_that_somebody_else_removes_is_no_error(directory: Path) -> None:
