@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from lance_stream.processes import is_alive, start_time, this_process
+from lance_stream.processes import is_alive, start_time, this_node, this_process, this_writer
+from tests.support.mounts import as_root
 
 
 @pytest.fixture
@@ -63,3 +64,19 @@ def test_a_process_of_another_user_is_alive() -> None:
     started = start_time(1)
     assert started is not None
     assert is_alive(1, started)
+
+
+def test_a_node_is_named_alike_by_its_processes() -> None:
+    code = "from lance_stream.processes import this_node; print(this_node())"
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert other.stdout.strip() == this_node()
+    assert this_writer() == (*this_process(), this_node())
+
+
+@as_root
+def test_a_pid_namespace_is_another_node() -> None:
+    code = "from lance_stream.processes import this_node; print(this_node())"
+    command = ["unshare", "--pid", "--fork", sys.executable, "-c", code]
+    other = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert len(other.stdout.strip()) == len(this_node()) == 12
+    assert other.stdout.strip() != this_node()
