@@ -36,15 +36,18 @@ class Hold:
 
     claim: DirectoryClaim
     lease: Lease
-    own: tuple[str, str] | None
+    files: tuple[str, str]
+    shared: bool
     pid: int
 
     def let_go(self) -> None:
         """When the stream is gone from the process. Nothing in a forked child."""
         if os.getpid() != self.pid:
             return
-        for path in self.own or ():
-            remove(path)
+        # Other ranks may go on after this one: the last removes what they share.
+        if not self.shared or self.claim.is_alone():
+            for path in self.files:
+                remove(path)
         self.lease.close()
         self.claim.close()
 
@@ -118,13 +121,12 @@ def settle(
         "stats": boards,
         "endpoint": job_endpoint().directory,
     }
-    # Other ranks may go on after this one: then the next claim of the directory sweeps it.
-    own = None if shared else (ledger, boards)
-    return settled, Hold(claim, lease, own, os.getpid())
+    return settled, Hold(claim, lease, (ledger, boards), shared, os.getpid())
 
 
 def join(settled: dict[str, Any]) -> Hold:
     """On the other ranks of the node: take part in what the first one settled."""
     _Job.endpoint = Endpoint(settled["endpoint"])
     claim = join_directory(settled["directory"])
-    return Hold(claim, Lease(job_endpoint()), None, os.getpid())
+    files = (settled["ledger"], settled["stats"])
+    return Hold(claim, Lease(job_endpoint()), files, shared=True, pid=os.getpid())

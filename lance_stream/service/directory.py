@@ -58,6 +58,18 @@ class DirectoryClaim:
         self._pid = os.getpid()
         self._open = True
 
+    def is_alone(self) -> bool:
+        """Whether no other process has a part in it at this moment."""
+        held = _HELD.get(self.path)
+        if not self._open or held is None or self._pid != os.getpid():
+            return False
+        try:
+            fcntl.lockf(held.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(held.descriptor, fcntl.LOCK_SH)
+        except OSError:
+            return False
+        return True
+
     def close(self) -> None:
         """Give the directory up. Does nothing in a forked child."""
         held = _HELD.get(self.path)
