@@ -1,6 +1,6 @@
 """A training job on two nodes with two ranks each, simulated on this machine.
 
-    python -m tests.multi.two_nodes          # as root; about a minute
+    python -m tests.multi.two_nodes          # as root; a few minutes on 2 cores
 
 A node is a mount and a pid namespace: its own ``/dev/shm``, its own temporary files, its own
 ``/proc``, in which only its own processes are. ``torchrun`` starts its ranks, which meet by gloo.
