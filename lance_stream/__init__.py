@@ -18,18 +18,21 @@ if TYPE_CHECKING:
         EmptyStreamError,
         IndexFormatError,
         LanceStreamError,
+        NoNewDataError,
         PlanError,
         ShardCorruptError,
         ShardCredentialsError,
         ShardUnavailableError,
         SourceUnavailableError,
         StateMismatchError,
+        TableChangedError,
         TransformError,
         UnsupportedTypeError,
         VersionNotFoundError,
     )
     from lance_stream.host.collate import collate
     from lance_stream.host.dataset import LanceStreamingDataset
+    from lance_stream.host.follow import Round, follow
     from lance_stream.host.indexes import build_index
     from lance_stream.host.observing import counter, progress, stats
     from lance_stream.host.stream import LanceStream
@@ -50,7 +53,9 @@ __all__ = [
     "LanceStream",
     "LanceStreamError",
     "LanceStreamingDataset",
+    "NoNewDataError",
     "PlanError",
+    "Round",
     "ShardCache",
     "ShardCorruptError",
     "ShardCredentialsError",
@@ -58,6 +63,7 @@ __all__ = [
     "ShardUnavailableError",
     "SourceUnavailableError",
     "StateMismatchError",
+    "TableChangedError",
     "TransformError",
     "UnsupportedTypeError",
     "VersionNotFoundError",
@@ -65,6 +71,7 @@ __all__ = [
     "build_index",
     "collate",
     "counter",
+    "follow",
     "open_shard_cache",
     "progress",
     "stats",
@@ -78,7 +85,9 @@ _ROOMS = {
     "ShardIndex": "planning.index",
     "open_shard_cache": "tiers.opening",
     "collate": "host.collate",
+    "Round": "host.follow",
     "counter": "host.observing",
+    "follow": "host.follow",
     "progress": "host.observing",
     "stats": "host.observing",
 }

@@ -17,6 +17,8 @@
     ├── EmptyStreamError         (ValueError)    nothing to stream
     ├── IndexFormatError         (ValueError)    not an index, or a damaged or newer one
     ├── StateMismatchError       (ValueError)    ranks or checkpoints that describe different data
+    ├── TableChangedError        (ValueError)    a followed table was not only appended to
+    ├── NoNewDataError           (TimeoutError)  a followed table did not grow in time
     └── DownloadProcessError     (RuntimeError)  the download process cannot be started or reached
 
     ShardCredentialsError        ShardUnavailableError and CredentialsError in one: the store
@@ -38,12 +40,14 @@ __all__ = [
     "EmptyStreamError",
     "IndexFormatError",
     "LanceStreamError",
+    "NoNewDataError",
     "PlanError",
     "ShardCorruptError",
     "ShardCredentialsError",
     "ShardUnavailableError",
     "SourceUnavailableError",
     "StateMismatchError",
+    "TableChangedError",
     "TransformError",
     "UnsupportedTypeError",
     "VersionNotFoundError",
@@ -113,6 +117,14 @@ class IndexFormatError(LanceStreamError, ValueError):
 
 class StateMismatchError(LanceStreamError, ValueError):
     """Ranks, or a checkpoint and a stream, describe different data."""
+
+
+class TableChangedError(LanceStreamError, ValueError):
+    """A table that is followed was changed otherwise than by appending: names the versions."""
+
+
+class NoNewDataError(LanceStreamError, TimeoutError):
+    """A table that is followed did not grow for as long as was to be waited."""
 
 
 class DownloadProcessError(LanceStreamError, RuntimeError):

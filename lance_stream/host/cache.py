@@ -33,17 +33,14 @@ from lance_stream.errors import (
     ShardUnavailableError,
 )
 from lance_stream.host.settling import adopt_endpoint
-from lance_stream.planning.checksum import DEFAULT_HASH
-from lance_stream.planning.fingerprint import content_fingerprint
 from lance_stream.planning.index import ShardIndex
 from lance_stream.processes import is_alive, this_process
 from lance_stream.service.arguments import search_path
 from lance_stream.service.client import ShardClient, client_for
 from lance_stream.service.messages import Options, Register
 from lance_stream.service.runtime import Endpoint
-from lance_stream.shards.header import ShardHeader
 from lance_stream.shards.ledger import Ledger
-from lance_stream.shards.paths import shard_name
+from lance_stream.shards.names import ShardNames
 from lance_stream.shards.shard_file import OpenShard, open_shard, overhead_row_bytes
 from lance_stream.telemetry.board import Board, take_over
 from lance_stream.telemetry.stats import WAITED_NS, WORKER_NAMES
@@ -120,7 +117,7 @@ class StreamCache:
         self._releases: dict[int, int] = {}
         self._verified: dict[int, tuple[int, ...]] = {}
         self._index = index
-        self._fingerprint: str | None = None
+        self._names: ShardNames | None = None
         self._overhead: int | None = None
         self._ledger: Ledger | None = None
         self._client: ShardClient | None = None
@@ -146,13 +143,16 @@ class StreamCache:
 
     @property
     def fingerprint(self) -> str:
-        """Names what is cached; part of the name of each file."""
-        if self._fingerprint is None:
+        """Names what is cached; without a window, part of the name of each file."""
+        return self.names.fingerprint
+
+    @property
+    def names(self) -> ShardNames:
+        """What the files of the shards are called."""
+        if self._names is None:
             address = self.address
-            self._fingerprint = content_fingerprint(
-                self.index.fingerprint, address.cache_format, address.algorithm
-            )
-        return self._fingerprint
+            self._names = ShardNames(self.index, address.cache_format, address.algorithm)
+        return self._names
 
     @property
     def _overhead_row_bytes(self) -> int:
@@ -220,7 +220,7 @@ class StreamCache:
 
     def name(self, shard: int) -> str:
         """File name of a shard."""
-        return shard_name(self.fingerprint, shard, self.address.cache_format)
+        return self.names.name(shard)
 
     def path(self, shard: int) -> str:
         """Path of a shard's file."""
@@ -337,9 +337,7 @@ class StreamCache:
         return shard in self.views or os.path.exists(self.path(shard))
 
     def _map(self, shard: int) -> OpenShard:
-        address, rows = self.address, len(self.index.shard_rows(shard))
-        algorithm = address.algorithm or DEFAULT_HASH
-        expected = ShardHeader(self.fingerprint, shard, rows, algorithm)
+        address, expected = self.address, self.names.header(shard)
         path, corrupt, evicted = self.path(shard), 0, 0
         while True:
             try:

@@ -30,16 +30,15 @@ def find_shards(cache: StreamCache, usage: NDArray[np.int64]) -> None:
     directory = cache.address.directory
     for name in sweep_temporary_files(directory, is_alive, this_node()):
         logger.info("removed %s, left behind by a process that is gone", name)
-    ours = cache.name(0).split(".")[::2]
     with os.scandir(directory) as entries:
         for entry in entries:
             if not is_shard_name(entry.name):
                 continue
-            fingerprint, number, suffix = entry.name.split(".")
-            if [fingerprint, suffix] == ours and int(number) < len(usage):
+            shard = cache.names.find(entry.name)
+            if shard is not None:
                 size = entry.stat().st_size
-                usage[int(number)] = size
-                cache.ledger.charge(int(number), size)
+                usage[shard] = size
+                cache.ledger.charge(shard, size)
             elif cache.limited:
                 os.unlink(entry.path)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from lance_stream.errors import PlanError
 from lance_stream.host.places import own_directory
+from lance_stream.host.ranks import Ranks
 from lance_stream.planning.fingerprint import digest
 from lance_stream.planning.index import ShardIndex
 from lance_stream.service.cache_files import (
@@ -16,6 +17,7 @@ from lance_stream.service.cache_files import (
     ledger_path,
     remove,
     sweep_ledgers,
+    sweep_left_behind,
 )
 from lance_stream.service.directory import (
     DirectoryClaim,
@@ -26,8 +28,9 @@ from lance_stream.service.directory import (
 from lance_stream.service.holds import Lease
 from lance_stream.service.runtime import Endpoint, new_endpoint
 from lance_stream.shards.ledger import create_ledger
+from lance_stream.shards.names import ShardNames
 
-__all__ = ["Hold", "adopt_endpoint", "job_endpoint", "join", "settle"]
+__all__ = ["Hold", "adopt_endpoint", "job_endpoint", "join", "settle", "share_endpoint"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +74,22 @@ def adopt_endpoint(endpoint: Endpoint) -> None:
         _Job.endpoint = endpoint
 
 
+def share_endpoint(ranks: Ranks) -> None:
+    """On every rank at once: have the ranks of a node use one download process."""
+    said = ranks.each(
+        lambda: {"endpoint": job_endpoint().directory} if ranks.is_local_leader else None
+    )
+    _Job.endpoint = Endpoint((said[ranks.local_leader] or {})["endpoint"])
+
+
 def settle(
-    index: ShardIndex, content: str, local: str | None, *, node: int, shared: bool
+    index: ShardIndex, names: ShardNames, local: str | None, *, node: int, shared: bool
 ) -> tuple[dict[str, Any], Hold]:
     """On the first rank of a node: claim the directory, lay down index and ledger.
 
     Args:
         index: Of the stream.
-        content: Fingerprint of what is cached.
+        names: Of its shards.
         local: Cache directory, or None for one of the user's own.
         node: Number of this node if it shares that directory with an earlier one; or 0.
         shared: Whether other ranks use them too.
@@ -90,14 +101,18 @@ def settle(
         CacheInUseError: Another job has the directory.
         PlanError: It cannot be used.
     """
-    if local is None:
-        claim = claim_default_directory(content, first_slot=node)
-    else:
+    if local is not None:
         claim = claim_directory(own_directory(local, node) if node else local)
+    elif index.window is not None:
+        # Also one that we hold: that of the window which this one takes the place of.
+        claim = claim_default_directory(index.window.family, first_slot=node, again=True)
+    else:
+        claim = claim_default_directory(names.fingerprint, first_slot=node)
     lease, ledger = None, None
     try:
         directory, token = claim.path, secrets.token_hex(6)
         sweep_ledgers(directory)
+        sweep_left_behind(directory, names.is_left_behind)
         path = lay_down_index(directory, index)
         ledger = ledger_path(directory, token)
         create_ledger(ledger, index.num_shards)

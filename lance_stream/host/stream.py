@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -30,15 +31,16 @@ from lance_stream.host.places import Mark, marked
 from lance_stream.host.ranks import Ranks, order_of
 from lance_stream.host.reader import LanceReader
 from lance_stream.host.settling import job_endpoint, join, settle
+from lance_stream.host.shared_names import release_dead
 from lance_stream.host.starting import start_safely
 from lance_stream.host.watch import watch_caller
-from lance_stream.planning.fingerprint import content_fingerprint
 from lance_stream.planning.index import ShardIndex
 from lance_stream.processes import this_process
 from lance_stream.service.arguments import check_hash, check_outside
 from lance_stream.service.holds import PinnedVersion
-from lance_stream.service.messages import Pin
+from lance_stream.service.messages import Pin, Window
 from lance_stream.service.wanted import Wanted
+from lance_stream.shards.names import ShardNames
 from lance_stream.source.location import is_object_store, redact
 from lance_stream.tiers.tier_url import checked_urls
 
@@ -234,6 +236,11 @@ class LanceStream(Stream):
         return state
 
     @property
+    def wanted(self) -> Wanted:
+        """The arguments that decide about the index."""
+        return self._wanted
+
+    @property
     def cache(self) -> StreamCache | None:
         """The stream's shards in the local cache; None before a dataset was built."""
         return self._cache
@@ -271,6 +278,12 @@ class LanceStream(Stream):
     def fingerprint(self) -> str:
         """Names what is cached, in hex, once a dataset was built on the stream."""
         return self._built().fingerprint
+
+    def show(self, uri: str, version: int, window: Window) -> None:
+        """Stream a part of a table that grows; before a dataset is built on the stream."""
+        self._wanted = self._wanted.at(uri, version, window)
+        self.uri = self.remote = uri
+        self.split = ""
 
     def default_version(self, version: int) -> None:
         """Take a version where none was given, before a dataset is built on the stream."""
@@ -312,6 +325,8 @@ class LanceStream(Stream):
             self._release()
         ranks = Ranks.of(world)
         ranks.require_equal({**self._arguments(), **order_of(dataset)})
+        if self._wanted.window is not None:
+            release_dead(ranks)
         local = self._given_local and os.path.join(self._given_local, self.split)
         with marked(ranks, local) as mark:
             settled = self._agree(ranks, local, mark)
@@ -333,7 +348,13 @@ class LanceStream(Stream):
             index = lead["index"]
             # A branch has a uri and versions of its own.
             at = {"uri": index.uri, "version": index.version}
-            return {"at": at, "fingerprint": index.fingerprint, **marked}
+            return {
+                "at": at,
+                "window": self._window_as_json(),
+                "fingerprint": index.fingerprint,
+                "identity": index.identity,
+                **marked,
+            }
 
         said = ranks.each(resolve)
         agreed = said[0] or {}
@@ -341,20 +362,23 @@ class LanceStream(Stream):
         def settle_here() -> dict[str, Any] | None:
             if not ranks.is_local_leader:
                 return None
-            index = lead.get("index") or self._make_index(self._wanted.at(**agreed["at"]))
-            if index.fingerprint != agreed["fingerprint"]:
+            if "index" in lead:
+                index = lead["index"]
+            else:
+                # Another rank may have seen another version last: that of rank 0 counts.
+                window = agreed["window"] and msgspec.convert(agreed["window"], Window)
+                index = self._make_index(self._wanted.at(**agreed["at"], window=window))
+            if [index.fingerprint, index.identity] != [agreed["fingerprint"], agreed["identity"]]:
                 msg = (
                     f"{redact(index.uri)} version {index.version} is not the same table on this "
                     "node as on rank 0, or its filter gives other rows each time"
                 )
                 raise PlanError(msg)
-            content = content_fingerprint(
-                index.fingerprint, self._wanted.cache_format, self.validate_hash or None
-            )
+            names = ShardNames(index, self._wanted.cache_format, self.validate_hash or None)
             earlier = [one["mark"] for one in said[: ranks.rank] if one and one["mark"]]
             settled, hold = settle(
                 index,
-                content,
+                names,
                 local,
                 node=ranks.node if mark is not None and mark.sees(earlier) else 0,
                 shared=ranks.ranks_per_node > 1,
@@ -408,7 +432,17 @@ class LanceStream(Stream):
     def _arguments(self) -> dict[str, Any]:
         """What all ranks must have been given alike; no secrets."""
         weights = {name: getattr(self, f"_{name}") for name in ("proportion", "repeat", "choose")}
-        return {**self._wanted.as_json(), **weights, "validate_hash": self.validate_hash}
+        arguments = {**self._wanted.as_json(), **weights, "validate_hash": self.validate_hash}
+        window = self._wanted.window
+        if window is not None:
+            # The rows; which version a rank has seen last is its own affair.
+            rows = [window.parts[0][0], window.parts[-1][1]]
+            arguments = {**arguments, "version": None, "family": window.family, "rows": rows}
+        return arguments
+
+    def _window_as_json(self) -> dict[str, Any] | None:
+        window = self._wanted.window
+        return None if window is None else msgspec.to_builtins(window)
 
     def _make_index(self, wanted: Wanted) -> ShardIndex:
         """Have the table planned, or take the index that was given if it is of the table."""

@@ -93,7 +93,7 @@ def _spread(
     try:
         while shares or running:
             while shares and len(running) < nodes * _TASKS_PER_NODE:
-                running.append(work.remote(parts, source.fingerprint, shares.pop(0), size))
+                running.append(work.remote(parts, shares.pop(0), size))
             done, running = ray.wait(running, num_returns=1)
             for share in done:
                 yield from _result(ray, share)
@@ -115,7 +115,6 @@ def _result(ray: Any, share: Any) -> list[tuple[int, int, str]]:
 
 def _fetch_share(
     parts: tuple[StreamRequest, bytes, Register, tuple[str, ...]],
-    fingerprint: str,
     share: list[int],
     workers: int,
 ) -> tuple[list[tuple[int, int, str]], LanceStreamError | None]:
@@ -136,7 +135,7 @@ def _fetch_share(
                 "on a file system that all nodes share"
             )
             raise PlanError(msg)
-        source = StreamSource(register, index, fingerprint)
+        source = StreamSource(register, index)
         for shard, num_bytes in warm_shards(stream, source, share, workers, shared):
             found.append((shard, num_bytes, node))
     except LanceStreamError as error:

@@ -16,7 +16,6 @@ from lance_stream.errors import (
 )
 from lance_stream.offline.attempts import CallFailedError, Policy, Pulse, attempt
 from lance_stream.offline.request import StreamRequest
-from lance_stream.planning.fingerprint import content_fingerprint
 from lance_stream.planning.index import ShardIndex
 from lance_stream.service.arguments import search_path
 from lance_stream.service.fetching import AttemptError, Fetcher, StreamSource
@@ -106,8 +105,7 @@ def shard_source(
         algorithm=algorithm,
         search_path=() if index.selection.transform is None else search_path(),
     )
-    content = content_fingerprint(index.fingerprint, cache_format, algorithm)
-    return StreamSource(register, index, content)
+    return StreamSource(register, index)
 
 
 def plan_table(

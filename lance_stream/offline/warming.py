@@ -242,7 +242,7 @@ def warm_shards(
             stack.callback(place.close)
             scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="lance-stream-warm-"))
             register = msgspec.structs.replace(source.register, directory=scratch)
-            source = StreamSource(register, source.index, source.fingerprint)
+            source = StreamSource(register, source.index)
         stack.callback(_sweep_own, source.register.directory)
         stack.callback(stop.set)
 

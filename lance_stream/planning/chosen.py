@@ -100,5 +100,12 @@ class ChosenRows:
         before = int(self._stops[first - 1]) if first else 0
         return found[chosen.start - before : chosen.stop - before] + first * _BLOCK_ROWS
 
+    def before(self, row: int) -> int:
+        """How many of the chosen rows come before a row of the table."""
+        block = row // _BLOCK_ROWS
+        first = self.bits[block * _BLOCK_BYTES : (row >> 3) + 1]
+        inside = np.unpackbits(first, bitorder="little")[: row - block * _BLOCK_ROWS]
+        return int(inside.sum()) + (int(self._stops[block - 1]) if block else 0)
+
 
 _POPULATION = np.array([bin(value).count("1") for value in range(256)], np.uint8)

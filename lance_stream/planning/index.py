@@ -22,6 +22,7 @@ from lance_stream.planning.rows import FragmentRows, RowRange
 from lance_stream.planning.selection import Selection
 from lance_stream.planning.sizing import RowSize
 from lance_stream.planning.types import type_name
+from lance_stream.planning.window import FAMILY_CHARS, Window
 
 __all__ = ["INDEX_FORMAT", "ShardIndex", "ShardInfo"]
 
@@ -40,7 +41,8 @@ class ShardInfo:
         rows: How many rows it has.
         estimated_bytes: Bytes to expect of its file; errs high.
         row_ranges: Its rows of the selection, numbered in table order, as half-open ranges in
-            ascending order. Without a filter or subset these are rows of the table.
+            ascending order. Without a filter or subset these are rows of the table. (In a round of
+            ``follow``, the rows that the whole table selects, in order of appending.)
     """
 
     rows: int
@@ -89,6 +91,7 @@ class ShardIndex:
         chosen: Which live rows are selected; None for the first ``num_rows`` of them.
         shard_stops: int64 array (shards,), cumulative rows.
         row_size: Sampled size of a row.
+        window: Of a round of ``follow``: which part of the table is streamed; else None.
     """
 
     uri: str
@@ -101,6 +104,7 @@ class ShardIndex:
     chosen: ChosenRows | None
     shard_stops: NDArray[np.int64]
     row_size: RowSize
+    window: Window | None = None
 
     @property
     def num_rows(self) -> int:
@@ -130,8 +134,15 @@ class ShardIndex:
         return RowRange(start, int(self.shard_stops[shard]))
 
     def selected_ranges(self, shard: int) -> list[RowRange]:
-        """Rows of one shard, numbered within the selection, in ascending order."""
-        return self.layout.ranges(self.shard_rows(shard), self.num_rows)
+        """Rows of one shard, numbered within the selection; ascending but in a window."""
+        rows, window = self.shard_rows(shard), self.window
+        if window is None:
+            return self.layout.ranges(rows, self.num_rows)
+        part, _ = window.place(shard)
+        before = window.rows_before(part)
+        local = RowRange(rows.start - before, rows.stop - before)
+        ranges = self.layout.ranges(local, window.parts[part].num_rows)
+        return window.cut([RowRange(r.start + before, r.stop + before) for r in ranges])
 
     def table_rows(self, shard: int) -> RowRange | NDArray[np.int64]:
         """Rows of one shard, numbered among the live rows of the table.
@@ -139,13 +150,32 @@ class ShardIndex:
         Returns:
             A range, or an int64 array in ascending order.
         """
-        ranges = self.selected_ranges(shard)
+        return self._table_rows(self.selected_ranges(shard))
+
+    def reads(self, shard: int) -> list[RowRange | NDArray[np.int64]]:
+        """Rows of one shard in order, each part of them as ``table_rows`` gives them.
+
+        One part, unless the table was compacted since the rows were appended.
+        """
+        ascending: list[list[RowRange]] = []
+        for part in self.selected_ranges(shard):
+            if ascending and ascending[-1][-1].stop <= part.start:
+                ascending[-1].append(part)
+            else:
+                ascending.append([part])
+        return [self._table_rows(ranges) for ranges in ascending]
+
+    def _table_rows(self, ranges: list[RowRange]) -> RowRange | NDArray[np.int64]:
         if self.chosen is not None:
             return np.concatenate([self.chosen.rows(part) for part in ranges])
         return ranges[0] if len(ranges) == 1 else rows_array(ranges)
 
     def describe_rows(self, shard: int) -> str:
         """Rows of one shard in words, for errors and logs."""
+        if self.window is not None:
+            part, number = self.window.place(shard)
+            rows = self.window.parts[part].rows
+            return f"shard {number} of rows {rows} in order of appending"
         ranges = self.selected_ranges(shard)
         first, last = ranges[0].start, ranges[-1].stop
         which = f"rows {RowRange(first, last)}"
@@ -157,14 +187,35 @@ class ShardIndex:
     @property
     def fingerprint(self) -> str:
         """32 hex characters: equal exactly when the shard files are interchangeable."""
-        return digest(
+        made = digest({**self.rows_as_json(), **self._columns_as_json()})
+        return made if self.window is None else _of_family(self.window, made)
+
+    def part_fingerprint(self, part: int) -> str:
+        """32 hex characters: equal exactly when the shards of a part are interchangeable."""
+        window = self.window
+        if window is None:
+            msg = "an index without a window has no parts"
+            raise ValueError(msg)
+        first = sum(each.num_shards for each in window.parts[:part])
+        stops = self.shard_stops[first : first + window.parts[part].num_shards]
+        made = digest(
             {
-                **self.rows_as_json(),
-                "selection": self.selection.as_json(),
-                # In words: the encoding of a schema may differ between versions of Arrow.
-                "schema": [[f.name, type_name(f), f.nullable] for f in self.schema],
+                "format": INDEX_FORMAT,
+                "uri": self.uri,
+                "part": window.as_json()["parts"][part],
+                "layout": self.layout.as_json(),
+                "shards": array_digest(stops - window.rows_before(part)),
+                **self._columns_as_json(),
             }
         )
+        return _of_family(window, made)
+
+    def _columns_as_json(self) -> dict[str, Any]:
+        return {
+            "selection": self.selection.as_json(),
+            # In words: the encoding of a schema may differ between versions of Arrow.
+            "schema": [[f.name, type_name(f), f.nullable] for f in self.schema],
+        }
 
     @property
     def rows_fingerprint(self) -> str:
@@ -173,6 +224,16 @@ class ShardIndex:
 
     def rows_as_json(self) -> dict[str, Any]:
         """What decides which rows are in which shard."""
+        if self.window is not None:
+            # Not the version: a part is the same rows in every later one.
+            return {
+                "format": INDEX_FORMAT,
+                "uri": self.uri,
+                "parts": self.window.as_json()["parts"],
+                "rows": self.selection.rows_as_json(),
+                "layout": self.layout.as_json(),
+                "shards": array_digest(self.shard_stops),
+            }
         chosen = None if self.chosen is None else array_digest(self.chosen.bits)
         return {
             "format": INDEX_FORMAT,
@@ -215,6 +276,8 @@ class ShardIndex:
             "layout": self.layout.as_json(),
             "row_size": [size.mean_bytes, size.deviation_bytes, size.shard_overhead_bytes],
         }
+        if self.window is not None:
+            header["window"] = self.window.as_json()
         arrays = {
             "schema": np.frombuffer(self.schema.serialize(), np.uint8),
             "fragment_ids": self.fragments.ids,
@@ -255,7 +318,7 @@ class ShardIndex:
         try:
             arrays = container.unpack(data)
             fragments = FragmentRows(arrays["fragment_ids"], arrays["fragment_stops"])
-            chosen = arrays.get("chosen")
+            chosen, window = arrays.get("chosen"), header.get("window")
             return cls(
                 uri=header["uri"],
                 version=header["version"],
@@ -267,6 +330,7 @@ class ShardIndex:
                 chosen=None if chosen is None else ChosenRows(chosen, fragments.num_rows),
                 shard_stops=arrays["shard_stops"],
                 row_size=RowSize(*header["row_size"]),
+                window=None if window is None else Window.from_json(window),
             )
         except container.DAMAGE as error:
             msg = f"{name} is a damaged lance_stream shard index: {error!r}"
@@ -317,3 +381,7 @@ class ShardIndex:
             if os.path.exists(temporary):
                 os.unlink(temporary)
             raise
+
+
+def _of_family(window: Window, fingerprint: str) -> str:
+    return window.family[:FAMILY_CHARS] + fingerprint[FAMILY_CHARS:]

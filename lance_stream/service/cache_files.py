@@ -6,12 +6,13 @@ import contextlib
 import os
 import shutil
 import time
+from collections.abc import Callable
 
 from lance_stream.planning.index import ShardIndex
 from lance_stream.processes import is_alive, this_node, this_writer
-from lance_stream.shards.paths import index_name, new_temporary_name
+from lance_stream.shards.paths import index_name, is_index_name, new_temporary_name
 
-__all__ = ["lay_down_index", "ledger_path", "remove", "sweep_ledgers"]
+__all__ = ["lay_down_index", "ledger_path", "remove", "sweep_ledgers", "sweep_left_behind"]
 
 # A ledger that is used is written to, if only when an epoch begins.
 _FOREIGN_AGE_S = 30 * 86400.0
@@ -65,6 +66,18 @@ def sweep_ledgers(directory: str) -> None:
                     remove(path)
         elif len(parts) not in (4, 5) or not is_alive(int(parts[1]), int(parts[2])):
             remove(path)
+
+
+def sweep_left_behind(directory: str, is_left_behind: Callable[[str], bool]) -> None:
+    """Evict shards of earlier windows; their indexes too, but the latest, which may be in use."""
+    indexes = []
+    for name in filter(is_left_behind, os.listdir(directory)):
+        if is_index_name(name):
+            indexes.append(os.path.join(directory, name))
+        else:
+            remove(os.path.join(directory, name))
+    for path in sorted(indexes, key=os.path.getmtime)[:-1]:
+        remove(path)
 
 
 def remove(path: str) -> None:

@@ -15,7 +15,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -28,7 +28,7 @@ from lance_stream.service.connections import close, keep_from_children
 from lance_stream.service.launcher import connect
 from lance_stream.service.runtime import Endpoint
 
-__all__ = ["ShardClient", "client_for", "plan"]
+__all__ = ["ShardClient", "client_for", "plan", "poll"]
 
 logger = logging.getLogger(__name__)
 
@@ -87,40 +87,63 @@ def plan(
     raise last
 
 
+def poll(endpoint: Endpoint, request: m.Poll) -> m.Polled:
+    """Have the download process look whether a table has grown.
+
+    Raises:
+        LanceStreamError: As the download process says, or it does not answer in time.
+        ConnectionError: It ended meanwhile: ask again.
+    """
+    for answer in _answers(endpoint, request, f"look at {request.uri}"):
+        if isinstance(answer, m.Polled):
+            return answer
+        if not isinstance(answer, m.Planning):
+            raise _unexpected(answer, "poll")
+    raise ConnectionResetError("connection closed")
+
+
 def _plan_once(
     endpoint: Endpoint, request: m.Plan, news: Callable[[m.Planning], None] | None
 ) -> ShardIndex | None:
-    timeout_s = request.timeout_s + 15.0
-    with connect(endpoint) as connection:
-        connection.settimeout(timeout_s)
-        connection.sendall(m.encode(request))
-        answer: m.FromServer = m.Planning()
-        while isinstance(answer, m.Planning):
-            try:
-                payload = m.receive_frame(connection)
-            except TimeoutError as error:
-                msg = (
-                    f"the download process (pid {endpoint.pid()}) did not answer within "
-                    f"{timeout_s:g} s when asked to plan {request.uri}; its log is "
-                    f"{endpoint.log_path}"
-                )
-                raise DownloadProcessError(msg) from error
-            if payload is None:
-                msg = "connection closed"
-                raise ConnectionResetError(msg)
-            answer = m.decode_server(payload)
-            if isinstance(answer, m.Planning) and news is not None:
-                news(answer)
+    for answer in _answers(endpoint, request, f"plan {request.uri}"):
         if isinstance(answer, m.Planned):
             if not answer.path:
                 return None
             index = ShardIndex.load(answer.path)
             os.unlink(answer.path)
             return index
-        if isinstance(answer, m.PlanFailed):
-            raise error_from_name(answer.error, answer.message)
-        msg = f"the download process answered {type(answer).__name__} when asked to plan"
-        raise DownloadProcessError(msg)
+        if not isinstance(answer, m.Planning):
+            raise _unexpected(answer, "plan")
+        if news is not None:
+            news(answer)
+    raise ConnectionResetError("connection closed")
+
+
+def _answers(endpoint: Endpoint, request: m.Plan | m.Poll, asked: str) -> Iterator[m.FromServer]:
+    """What the download process says to a request, until the connection ends."""
+    timeout_s = request.timeout_s + 15.0
+    with connect(endpoint) as connection:
+        connection.settimeout(timeout_s)
+        connection.sendall(m.encode(request))
+        while True:
+            try:
+                payload = m.receive_frame(connection)
+            except TimeoutError as error:
+                msg = (
+                    f"the download process (pid {endpoint.pid()}) did not answer within "
+                    f"{timeout_s:g} s when asked to {asked}; its log is {endpoint.log_path}"
+                )
+                raise DownloadProcessError(msg) from error
+            if payload is None:
+                return
+            yield m.decode_server(payload)
+
+
+def _unexpected(answer: m.FromServer, asked: str) -> LanceStreamError:
+    if isinstance(answer, m.PlanFailed):
+        return error_from_name(answer.error, answer.message)
+    msg = f"the download process answered {type(answer).__name__} when asked to {asked}"
+    return DownloadProcessError(msg)
 
 
 @dataclass(slots=True)
@@ -312,7 +335,7 @@ class ShardClient:
         return True
 
     def _on_answer(self, answer: m.FromServer) -> None:
-        if isinstance(answer, m.Planning | m.Planned | m.PlanFailed | m.Pinned):
+        if isinstance(answer, m.Planning | m.Planned | m.Polled | m.PlanFailed | m.Pinned):
             return
         with self._lock:
             self._fruitless = 0

@@ -118,7 +118,9 @@ def default_root() -> str:
     )
 
 
-def claim_default_directory(fingerprint: str, first_slot: int = 0) -> DirectoryClaim:
+def claim_default_directory(
+    fingerprint: str, first_slot: int = 0, *, again: bool = False
+) -> DirectoryClaim:
     """Claim the first free directory among those kept for a fingerprint.
 
     They lie in ``LANCE_STREAM_CACHE_DIR``, or in a private directory of the user in the temporary
@@ -129,6 +131,7 @@ def claim_default_directory(fingerprint: str, first_slot: int = 0) -> DirectoryC
         fingerprint: Of what is cached.
         first_slot: Which directory to try first. Nodes that share them take different ones, also
             where the locks of one node do not reach the others.
+        again: Whether one that this process holds already will do.
 
     Raises:
         CacheInUseError: Too many jobs at the same time.
@@ -138,7 +141,7 @@ def claim_default_directory(fingerprint: str, first_slot: int = 0) -> DirectoryC
         name = fingerprint[:20] + (f".{slot}" if slot else "")
         path = os.path.realpath(private_directory(os.path.join(root, name)))
         # Also not one of our own: two datasets with a cache limit would evict each other's.
-        if path not in _HELD and _try_claim(path) is None:
+        if (again or path not in _HELD) and _try_claim(path) is None:
             return DirectoryClaim(path)
     msg = f"{_MAX_SLOTS} jobs already use the default cache directories in {root}: give local="
     raise CacheInUseError(msg)

@@ -7,30 +7,33 @@ import logging
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import pyarrow as pa
 
 from lance_stream.errors import LanceStreamError, PlanError, TransformError, UnsupportedTypeError
-from lance_stream.planning.checksum import DEFAULT_HASH
-from lance_stream.planning.fingerprint import content_fingerprint, digest, table_identity
+from lance_stream.planning.fingerprint import digest, table_identity
 from lance_stream.planning.index import ShardIndex
 from lance_stream.planning.layout import Layout
 from lance_stream.planning.selection import Selection
 from lance_stream.planning.types import describe_schema
 from lance_stream.processes import this_writer
+from lance_stream.service.growing import GrowingTables, look
 from lance_stream.service.indexing import News, Order, check_format, finished, make_index, no_news
-from lance_stream.service.messages import Options, Pin, Plan, Register
+from lance_stream.service.messages import Options, Pin, Plan, Poll, Polled, Register
 from lance_stream.service.sharing import SharedCaches
 from lance_stream.service.transform import TransformFailedError
+from lance_stream.service.window_index import WindowIndexes
 from lance_stream.shards.header import ShardHeader
-from lance_stream.shards.paths import new_temporary_name, shard_name
+from lance_stream.shards.names import ShardNames
+from lance_stream.shards.paths import new_temporary_name
 from lance_stream.shards.shard_file import write_shard
 from lance_stream.source.failures import Failure, FailureKind, classify, explain
+from lance_stream.source.growth import GrowingTable
 from lance_stream.source.location import redact
 from lance_stream.source.options import StorageOptions
 from lance_stream.source.pins import pin_version, unpin
@@ -65,8 +68,14 @@ class StreamSource:
 
     register: Register
     index: ShardIndex
-    fingerprint: str
+    names: ShardNames = field(init=False)
     checked: Table | None = None  # the open table that is known to be the index's
+    table_key: str = ""
+
+    def __post_init__(self) -> None:
+        """Name the shards."""
+        register = self.register
+        self.names = ShardNames(self.index, register.cache_format, register.algorithm)
 
     @classmethod
     def load(cls, register: Register) -> StreamSource:
@@ -77,10 +86,12 @@ class StreamSource:
             OSError: It cannot be read.
         """
         index = ShardIndex.load(register.index_path)
-        fingerprint = content_fingerprint(
-            index.fingerprint, register.cache_format, register.algorithm
-        )
-        return cls(register, index, fingerprint)
+        return cls(register, index)
+
+    @property
+    def fingerprint(self) -> str:
+        """Names what the stream caches."""
+        return self.names.fingerprint
 
     def path(self, shard: int) -> str:
         """The shard's file in the cache."""
@@ -88,13 +99,11 @@ class StreamSource:
 
     def header(self, shard: int) -> ShardHeader:
         """What the shard's file says that it is."""
-        rows = len(self.index.shard_rows(shard))
-        algorithm = self.register.algorithm or DEFAULT_HASH
-        return ShardHeader(self.fingerprint, shard, rows, algorithm)
+        return self.names.header(shard)
 
     def name(self, shard: int) -> str:
         """The name of the shard's file."""
-        return shard_name(self.fingerprint, shard, self.register.cache_format)
+        return self.names.name(shard)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +128,8 @@ class Fetcher:
         # Concurrent fetches wait for one opening.
         self._tables: OrderedDict[str, Future[Table]] = OrderedDict()
         self._options: dict[str, StorageOptions] = {}
+        self._growing = GrowingTables()
+        self._windows = WindowIndexes()
         self._lock = threading.Lock()
         self._writer = this_writer()
         self._writes = itertools.count()
@@ -139,12 +150,20 @@ class Fetcher:
         with _told(request, options):
             uri, table = self._newly_opened(request, options)
             where = f"{redact(uri)} version {table.version}"
+            window = request.window
+            if window is not None and table_identity(table.manifest()) != window.identity:
+                raise AttemptError(_another_table(table.version))
             if request.identity is not None:
                 if table_identity(table.manifest()) != request.identity:
                     raise AttemptError(_another_table(table.version, request.version))
                 self._reading(lambda: check_format(table, _order(request), where, news))
                 return None
-            return self._reading(lambda: make_index(uri, table, _order(request), where, news))
+            order = _order(request)
+            if window is not None:
+                return self._reading(
+                    lambda: self._windows.make(uri, table, order, window, where, news)
+                )
+            return self._reading(lambda: make_index(uri, table, order, where, news))
 
     def look_up(self, request: Plan, use: Callable[[str, Table], _T]) -> _T:
         """What a function makes of a table, newly opened at the version that a request names.
@@ -160,6 +179,34 @@ class Fetcher:
         with _told(request, options):
             uri, table = self._newly_opened(request, options)
             return self._reading(lambda: use(uri, table))
+
+    def poll(self, request: Poll, news: News = no_news) -> Polled:
+        """Look whether a table has grown.
+
+        Args:
+            request: Table, and what was seen of it.
+            news: Told of progress where many versions are looked at.
+
+        Raises:
+            TableChangedError: Something else was done to it.
+            LanceStreamError: With words for the user.
+        """
+        options = self._storage_options(request.options)
+
+        def look_at(made: dict[str, str], generation: int) -> Polled:
+            known = client_options(TableAddress(request.uri, None, request.timeout_s), made)
+            at = {"uri": request.uri, "split": request.split, "options": id(options)}
+            key = digest({**at, "generation": generation})
+            opened = self._growing.take(key)
+            if opened is None or not opened.refreshed():
+                uri = self._opening(lambda: locate(request.uri, request.split, known))
+                opened = self._opening(lambda: GrowingTable(uri, known))
+            found = self._opening(lambda: look(opened, request, news))
+            self._growing.put(key, opened)
+            return found
+
+        with _told(request, options):
+            return self._renewing(options, look_at)
 
     def pin(
         self, pin: Pin, is_alive: Callable[[int, int], bool]
@@ -196,15 +243,20 @@ class Fetcher:
         """
         register, index = source.register, source.index
         options = self._storage_options(register.options)
-        rows = index.table_rows(shard)
+        parts, num_rows = index.reads(shard), len(index.shard_rows(shard))
 
         def read(made: dict[str, str], generation: int) -> pa.Table:
             opened = self._table(source, options, made, generation)
-            return self._reading(
-                lambda: opened.read(
-                    index.fragments, rows, index.selection, index.row_size.mean_bytes
+            row_bytes = index.row_size.mean_bytes
+            tables = [
+                self._reading(
+                    lambda rows=rows: opened.read(
+                        index.fragments, rows, index.selection, row_bytes
+                    )
                 )
-            )
+                for rows in parts
+            ]
+            return tables[0] if len(tables) == 1 else pa.concat_tables(tables)
 
         table = self._renewing(options, read)
         try:
@@ -215,8 +267,8 @@ class Fetcher:
             # The function, or a type that it gives, is not what it was when planned.
             failure = Failure(FailureKind.TRANSFORM, str(error), retryable=False)
             raise AttemptError(failure) from error
-        if table.num_rows != len(rows) or not table.schema.equals(index.schema):
-            raise AttemptError(_mismatch(table, len(rows), index))
+        if table.num_rows != num_rows or not table.schema.equals(index.schema):
+            raise AttemptError(_mismatch(table, num_rows, index))
         return table
 
     def fetch(self, source: StreamSource, shard: int) -> Fetched:
@@ -251,6 +303,12 @@ class Fetcher:
     def keep_to_itself(self, source: StreamSource, shard: int) -> None:
         """A shard that was fetched is not published, and so not shared: others may read it."""
         self.shared.release(source.register, source.header(shard))
+
+    def forget(self, source: StreamSource, others: Iterable[StreamSource]) -> None:
+        """Close the table of a stream that is gone, if no other reads it."""
+        with self._lock:
+            if all(other.table_key != source.table_key for other in others):
+                self._tables.pop(source.table_key, None)
 
     def _newly_opened(self, request: Plan, options: StorageOptions) -> tuple[str, Table]:
         """Look up where and which the table is, and open it.
@@ -292,6 +350,7 @@ class Fetcher:
             }
         )
         with self._lock:
+            source.table_key = key
             opening = self._tables.get(key)
             opens = opening is None
             if opening is None:
@@ -344,7 +403,7 @@ def _writing(path: str, directory: str, num_bytes: int) -> Iterator[None]:
 
 
 @contextmanager
-def _told(request: Plan, options: StorageOptions) -> Iterator[None]:
+def _told(request: Plan | Poll, options: StorageOptions) -> Iterator[None]:
     """Raise what fails at a table as a LanceStreamError, with words for the user."""
     named = redact(f"{request.uri}/{request.split}" if request.split else request.uri)
     subject = f"cannot open {named}"

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,7 +32,18 @@ from lance_stream.shards.mds_limits import check_mds_nulls, check_mds_sizes
 from lance_stream.source.failures import FailureKind, classify
 from lance_stream.source.table import Table
 
-__all__ = ["News", "Order", "check_format", "finished", "make_index", "no_news"]
+__all__ = [
+    "News",
+    "Order",
+    "Selected",
+    "check_format",
+    "common_schema",
+    "finished",
+    "make_index",
+    "no_news",
+    "sampled_size",
+    "select_rows",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -76,13 +87,19 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class _Selected:
-    """The selected rows of a table."""
+class Selected:
+    """The selected rows of a table, numbered from 0.
+
+    Attributes:
+        chosen: Which, or None for the first.
+        count: How many.
+    """
 
     chosen: ChosenRows | None
     count: int
 
     def rows(self, chosen: RowRange) -> RowRange | NDArray[np.int64]:
+        """The live rows of the table that a range of them are."""
         return chosen if self.chosen is None else self.chosen.rows(chosen)
 
 
@@ -109,13 +126,12 @@ def make_index(uri: str, table: Table, order: Order, where: str, news: News) -> 
     # Before any row is read.
     sample_schema(table.schema(selection), where)
     identity = table_identity(table.manifest())
-    selected = _select(table, fragments, order, where, identity, news)
+    selected = select_rows(table, fragments, order, where, identity, news)
     runs = [
         finished(run, selection, order.search_path, where)
         for run in table.sample(fragments, selected, selection)
     ]
-    schema = _common_schema(runs)
-    size = estimate_row_size([(r.num_rows, r.nbytes) for r in runs], _overhead_bytes(schema))
+    schema, size = common_schema(run.schema for run in runs), sampled_size(runs)
     if order.exact:
         stops = _exact_stops(table, fragments, selected, order, size, news)
     else:
@@ -180,21 +196,42 @@ def finished(
         raise TransformFailedError(msg) from error
 
 
-def _select(
-    table: Table, fragments: FragmentRows, order: Order, where: str, identity: str, news: News
-) -> _Selected:
+def select_rows(
+    table: Table,
+    fragments: FragmentRows,
+    order: Order,
+    where: str,
+    identity: str,
+    news: News,
+    within: Sequence[RowRange] | None = None,
+) -> Selected:
+    """Find the rows that filter and subset leave, and the limit.
+
+    Args:
+        table: Open at one version.
+        fragments: Its live rows.
+        order: What is wanted.
+        where: Table and version, for errors.
+        identity: Names the content of the version.
+        news: Told of progress.
+        within: Rows to look at, and others of the fragments that they are in; None for all.
+
+    Raises:
+        EmptyStreamError: None, of the whole table.
+        LanceStreamError: Filter or subset are wrong.
+    """
     selection = order.selection
     if not selection.chooses_rows:
         limit = fragments.num_rows if selection.limit is None else selection.limit
-        return _Selected(None, min(limit, fragments.num_rows))
+        return Selected(None, min(limit, fragments.num_rows))
     if selection.filter is not None:
         table.check_filter(selection.filter)
     _check_key(table, selection)
-    chosen = _scan(table, fragments, order, identity, news)
-    if not chosen.count:
+    chosen = _scan(table, fragments, order, identity, news, _parts(fragments, within))
+    if not chosen.count and within is None:
         msg = f"{where}: no row of {fragments.num_rows} is selected by {_words(selection)}"
         raise EmptyStreamError(msg)
-    return _Selected(chosen, chosen.count)
+    return Selected(chosen, chosen.count)
 
 
 def _check_key(table: Table, selection: Selection) -> None:
@@ -213,11 +250,15 @@ def _check_key(table: Table, selection: Selection) -> None:
 
 
 def _scan(
-    table: Table, fragments: FragmentRows, order: Order, identity: str, news: News
+    table: Table,
+    fragments: FragmentRows,
+    order: Order,
+    identity: str,
+    news: News,
+    parts: list[range],
 ) -> ChosenRows:
     """Look at the rows, a part of the table at a time, going on from where a run stopped."""
     selection, bits = order.selection, RowBits(fragments.num_rows)
-    parts = _parts(fragments)
     # A limit ends the scan early.
     limit, found = selection.limit, 0
     name = digest(
@@ -284,8 +325,17 @@ def _alive(table: Table, tell: Callable[[], None]) -> Iterator[None]:
         watcher.join()
 
 
-def _parts(fragments: FragmentRows) -> list[range]:
-    """Consecutive fragments that together have a few million rows."""
+def _parts(fragments: FragmentRows, within: Sequence[RowRange] | None) -> list[range]:
+    """Consecutive fragments that together have a few million rows, or those that hold rows."""
+    if within is not None:
+        stops = fragments.stops
+        return [
+            range(
+                int(np.searchsorted(stops, rows.start, side="right")),
+                int(np.searchsorted(stops, rows.stop, side="left")) + 1,
+            )
+            for rows in within
+        ]
     parts, first, before = [], 0, 0
     for at, stop in enumerate(fragments.stops.tolist()):
         if stop - before >= _PART_ROWS or at == len(fragments.stops) - 1:
@@ -324,7 +374,7 @@ def _keep(path: str, name: str, bits: RowBits, next_part: int) -> None:
 def _exact_stops(
     table: Table,
     fragments: FragmentRows,
-    selected: _Selected,
+    selected: Selected,
     order: Order,
     size: RowSize,
     news: News,
@@ -343,12 +393,23 @@ def _exact_stops(
     return cut.stops()
 
 
-def _common_schema(runs: list[pa.Table]) -> pa.Schema:
-    schema = runs[0].schema
-    for run in runs:
-        if not run.schema.equals(schema):
+def sampled_size(runs: Sequence[pa.Table]) -> RowSize:
+    """What a row takes, by some runs of rows as a shard holds them."""
+    overhead = _overhead_bytes(runs[0].schema)
+    return estimate_row_size([(run.num_rows, run.nbytes) for run in runs], overhead)
+
+
+def common_schema(schemas: Iterable[pa.Schema]) -> pa.Schema:
+    """The schema of all runs of rows.
+
+    Raises:
+        TransformFailedError: They differ.
+    """
+    schema, *others = schemas
+    for other in others:
+        if not other.equals(schema):
             text = (
-                f"it gave {describe_schema(run.schema)} for some rows and "
+                f"it gave {describe_schema(other)} for some rows and "
                 f"{describe_schema(schema)} for others: cast them to one type"
             )
             raise TransformFailedError(text)

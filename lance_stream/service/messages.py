@@ -30,8 +30,11 @@ __all__ = [
     "PlanFailed",
     "Planned",
     "Planning",
+    "Poll",
+    "Polled",
     "Register",
     "Retry",
+    "Window",
     "decode_client",
     "decode_server",
     "encode",
@@ -40,7 +43,7 @@ __all__ = [
 ]
 
 # Raised when messages change; part of the name of a process's directory, so versions never meet.
-PROTOCOL = 2
+PROTOCOL = 3
 # Storage options and paths are small; anything larger is not one of ours.
 MAX_FRAME_BYTES = 16 << 20
 _LENGTH = struct.Struct(">I")
@@ -74,6 +77,22 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     pid: int
 
 
+class Window(msgspec.Struct, frozen=True):
+    """Which part of a table that grows is streamed.
+
+    Attributes:
+        family: Hex: names what the windows over one table have in common.
+        identity: Of the table at its version.
+        parts: First and last row (half-open) in order of appending, and the part's identity.
+        ranges: Where the rows of all parts are in the table, in order of appending.
+    """
+
+    family: str
+    identity: str
+    parts: tuple[tuple[int, int, str], ...]
+    ranges: tuple[tuple[int, int], ...]
+
+
 class Plan(msgspec.Struct, frozen=True, tag=True):
     """Make the shard index of a table. Answered by ``Planned`` or ``PlanFailed``."""
 
@@ -104,6 +123,7 @@ class Plan(msgspec.Struct, frozen=True, tag=True):
     identity: str | None = None
     # Looked at for wrong urls only.
     shared_cache: tuple[str, ...] = ()
+    window: Window | None = None
 
     def __repr__(self) -> str:
         return _without_urls(self)
@@ -124,10 +144,50 @@ class Planned(msgspec.Struct, frozen=True, tag=True):
 
 
 class PlanFailed(msgspec.Struct, frozen=True, tag=True):
-    """An index could not be made: name of the error class, and its text."""
+    """A ``Plan`` or ``Poll`` could not be answered: name of the error class, and its text."""
 
     error: str
     message: str
+
+
+class Poll(msgspec.Struct, frozen=True, tag=True):
+    """Look whether a table has grown. Answered by ``Polled`` or ``PlanFailed``.
+
+    Attributes:
+        columns: As in ``Plan``.
+        seen: What was kept of the version that was looked at last, as JSON; empty: none was.
+        parts: First and last row (half-open), in order of appending, of what is to be named.
+    """
+
+    uri: str
+    split: str | None
+    columns: tuple[tuple[str, str], ...] | None
+    seen: str
+    parts: tuple[tuple[int, int], ...]
+    options: Options
+    timeout_s: float
+    # The latest.
+    version: None = None
+
+
+class Polled(msgspec.Struct, frozen=True, tag=True):
+    """A table's latest version, which has only been appended to since the one that was seen.
+
+    Attributes:
+        uri: Where it is.
+        seen: What to keep of it, as JSON.
+        identity: Names its content.
+        parts: Identity of each part that was asked for; none if not all of their rows are there.
+        table_columns: Name and type of each column of the table.
+        columns: Name and type of each selected column.
+    """
+
+    uri: str
+    seen: str
+    identity: str
+    parts: tuple[str, ...]
+    table_columns: tuple[tuple[str, str], ...]
+    columns: tuple[tuple[str, str], ...]
 
 
 class Pin(msgspec.Struct, frozen=True, tag=True):
@@ -216,8 +276,8 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-FromClient = Hello | Plan | Pin | Register | Forget | Fetch
-FromServer = Planning | Planned | Pinned | PlanFailed | Done | Dropped | Retry | Failed
+FromClient = Hello | Plan | Poll | Pin | Register | Forget | Fetch
+FromServer = Planning | Planned | Polled | Pinned | PlanFailed | Done | Dropped | Retry | Failed
 
 
 class _Codec:

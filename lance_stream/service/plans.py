@@ -7,11 +7,13 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 from lance_stream.errors import LanceStreamError
 from lance_stream.planning.index import ShardIndex
 from lance_stream.service import messages as m
 from lance_stream.service.fetching import Fetcher
+from lance_stream.service.indexing import News
 from lance_stream.service.threads import in_thread
 from lance_stream.source.location import redact
 
@@ -20,6 +22,7 @@ __all__ = ["Plans"]
 logger = logging.getLogger(__name__)
 
 _NEWS_EVERY_S = 0.2
+_T = TypeVar("_T")
 
 
 class Plans:
@@ -47,6 +50,27 @@ class Plans:
         """
         self._count += 1
         path = os.path.join(self._directory, str(self._count))
+
+        def made(index: ShardIndex | None) -> m.FromServer:
+            return m.Planned("") if index is None else _written(index, path)
+
+        self._run(request, lambda news: self._fetcher.plan(request, news), made, send)
+
+    def poll(self, request: m.Poll, send: Callable[[m.FromServer], None]) -> None:
+        """Look whether a table has grown, and tell who asked; returns at once."""
+
+        def made(found: m.Polled) -> m.FromServer:
+            return found
+
+        self._run(request, lambda news: self._fetcher.poll(request, news), made, send)
+
+    def _run(
+        self,
+        request: m.Plan | m.Poll,
+        work: Callable[[News], _T],
+        made: Callable[[_T], m.FromServer],
+        send: Callable[[m.FromServer], None],
+    ) -> None:
         loop, uri = asyncio.get_running_loop(), redact(request.uri)
         answered = False
 
@@ -56,18 +80,16 @@ class Plans:
                 answered = True
                 send(message)
 
-        def done(result: ShardIndex | BaseException | None) -> None:
+        def done(result: _T | BaseException) -> None:
             timer.cancel()
-            if result is None:
-                answer(m.Planned(""))
-            elif isinstance(result, LanceStreamError):
+            if isinstance(result, LanceStreamError):
                 answer(m.PlanFailed(type(result).__name__, str(result)))
             elif isinstance(result, BaseException):
                 logger.error("planning %s failed", uri, exc_info=result)
                 text = redact(f"{type(result).__name__}: {result}", request.options.values)
                 answer(m.PlanFailed("PlanError", f"planning {uri} failed: {text}"))
             else:
-                answer(_written(result, path))
+                answer(made(result))
 
         def too_late() -> None:
             text = (
@@ -95,7 +117,7 @@ class Plans:
                 told_at = now
                 loop.call_soon_threadsafe(goes_on, m.Planning(what, done, total))
 
-        in_thread(lambda: self._fetcher.plan(request, news), done)
+        in_thread(lambda: work(news), done)
 
 
 def _written(index: ShardIndex, path: str) -> m.FromServer:

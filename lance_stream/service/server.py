@@ -180,6 +180,8 @@ class Server:
                 client.pid = pid
             case m.Plan():
                 self._plans.answer(message, lambda answer: self._send(client, answer))
+            case m.Poll():
+                self._plans.poll(message, lambda answer: self._send(client, answer))
             case m.Pin():
                 self._pins.make(client.number, message, lambda answer: self._send(client, answer))
             case m.Register():
@@ -215,7 +217,9 @@ class Server:
         client.streams.discard(stream)
         self._handle(s.Left(client.number, stream))
         if not any(stream in other.streams for other in self._clients.values()):
-            self._sources.pop(stream, None)
+            source = self._sources.pop(stream, None)
+            if source is not None:
+                self._fetcher.forget(source, self._sources.values())
             self._ledgers.pop(stream, None)
             self._tallies.close(stream)
 

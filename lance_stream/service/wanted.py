@@ -26,7 +26,7 @@ from lance_stream.service.arguments import (
     check_version,
     search_path,
 )
-from lance_stream.service.messages import Options, Plan
+from lance_stream.service.messages import Options, Plan, Window
 from lance_stream.source.location import absolute_uri, redact
 
 __all__ = ["Wanted", "load_index"]
@@ -48,6 +48,7 @@ class Wanted:
         options: Of the store.
         given: Names of the arguments that differ from their defaults; those of which an index
             tells the value.
+        window: Which part of the table, in a round of ``follow``.
     """
 
     uri: str
@@ -60,6 +61,7 @@ class Wanted:
     cache_format: str
     options: Options = field(repr=False)
     given: frozenset[str] = frozenset()
+    window: Window | None = None
 
     @classmethod
     def of(
@@ -152,9 +154,9 @@ class Wanted:
             return wanted
         return replace(wanted, uri=index.uri, split=None, version=index.version)
 
-    def at(self, uri: str, version: int) -> Wanted:
-        """The same stream, of a table and version that were looked up."""
-        return replace(self, uri=uri, split=None, version=version)
+    def at(self, uri: str, version: int, window: Window | None = None) -> Wanted:
+        """The same stream, of a table, version and part of it that were looked up."""
+        return replace(self, uri=uri, split=None, version=version, window=window)
 
     def request(
         self,
@@ -192,6 +194,7 @@ class Wanted:
             exact=exact,
             partial_path=partial_path,
             identity=identity,
+            window=self.window,
         )
 
     def check_index(self, index: ShardIndex, name: str) -> None:

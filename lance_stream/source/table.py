@@ -22,7 +22,16 @@ from lance_stream.source.addresses import LiveRows
 from lance_stream.source.failures import FailureKind, classify
 from lance_stream.source.location import is_object_store
 
-__all__ = ["Picked", "Table", "TableAddress", "client_options", "dereference", "locate"]
+__all__ = [
+    "Picked",
+    "Table",
+    "TableAddress",
+    "client_options",
+    "dereference",
+    "files_of",
+    "locate",
+    "open_latest",
+]
 
 _SAMPLE_RUNS = 8
 _SAMPLE_RUN_ROWS = 64
@@ -37,6 +46,7 @@ _SCAN_AHEAD = 4
 # Caches of one open table; Lance's own defaults are gigabytes.
 _INDEX_CACHE_BYTES = 4 << 20
 _METADATA_CACHE_BYTES = 32 << 20
+_LOOKING_CACHE_BYTES = 1 << 20
 
 
 def _session() -> Any:
@@ -113,7 +123,7 @@ class Table:
 
         Not Lance's own JSON, which takes 0.1 ms a fragment and gains fields with its versions.
         """
-        return [_files(fragment.metadata) for fragment in self._fragments.values()]
+        return [files_of(fragment.metadata) for fragment in self._fragments.values()]
 
     def schema(self, selection: Selection) -> pa.Schema:
         """Schema of the selected columns; reads no data.
@@ -347,7 +357,8 @@ def _projection(selection: Selection) -> dict[str, Any]:
     }
 
 
-def _files(fragment: Any) -> dict[str, Any]:
+def files_of(fragment: Any) -> dict[str, Any]:
+    """What names the content of a fragment: its files, as JSON values."""
     # ``path`` makes a class at every access.
     paths = [file._path for file in fragment.files]
     deletions = fragment.deletion_file
@@ -375,6 +386,21 @@ def _spread(num_rows: int, runs: int, length: int) -> list[int]:
     runs = max(1, min(runs, num_rows // max(1, length)))
     step = num_rows / runs
     return [int(i * step + max(0.0, (step - length) / 2)) for i in range(runs)]
+
+
+def open_latest(uri: str, options: dict[str, str]) -> Any:
+    """A Lance dataset to be looked at again and again.
+
+    With nearly no caches: each manifest is read once, and those of hundreds of versions would
+    fill any.
+
+    Raises:
+        BaseException: Whatever Lance raises; see ``failures.classify``.
+    """
+    session = lance.Session(  # pyright: ignore[reportPrivateImportUsage]
+        index_cache_size_bytes=_LOOKING_CACHE_BYTES, metadata_cache_size_bytes=_LOOKING_CACHE_BYTES
+    )
+    return lance.dataset(uri, storage_options=options or None, session=session)
 
 
 def locate(remote: str, split: str | None, options: dict[str, str]) -> str:

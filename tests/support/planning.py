@@ -57,5 +57,5 @@ def shards(index: ShardIndex) -> list[pa.Table]:
         timeout_s=60.0,
         attempts=1,
     )
-    source = StreamSource(register, index, index.fingerprint)
+    source = StreamSource(register, index)
     return [FETCHER.read(source, shard) for shard in range(index.num_shards)]

@@ -109,3 +109,12 @@ def test_a_hundred_million_rows_take_an_eighth_of_a_byte_each() -> None:
     chosen = bits.chosen()
     assert bits.bits.nbytes == 12_500_000
     assert np.array_equal(chosen.rows(RowRange(50_000, 51_000)), rows[50_000:51_000])
+
+
+def test_rows_before_a_row_are_counted() -> None:
+    rows = np.array([0, 7, 8, 4095, 4096, 9000])
+    bits = RowBits(9001)
+    bits.add(rows)
+    chosen = bits.chosen()
+    for row in (0, 1, 7, 8, 9, 4095, 4096, 4097, 8999, 9000, 9001):
+        assert chosen.before(row) == int((rows < row).sum())

@@ -1,0 +1,393 @@
+"""Whether a table that is followed was only appended to, and where its rows are now. Pure.
+
+Rows are numbered in the order in which they were appended. That is the order of the table until it
+is compacted: Lance sorts fragments by number, and the fragment that takes the place of small ones
+in the middle of a table gets a new number, so that its rows come last. What moved is known by the
+fragments that a compaction names, or by stable row ids.
+
+Fragments are numbered in the order of their making, never twice. So a version whose fragments are
+those of an earlier one, followed by new ones numbered without a gap and without deletions, has
+been appended to and nothing else, however many versions lie between.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lance_stream.planning.rows import RowRange
+
+__all__ = [
+    "Fragment",
+    "Operation",
+    "RowOrder",
+    "Seen",
+    "appended",
+    "by_row_ids",
+    "cut",
+    "is_plain",
+    "joined",
+    "refused_by_row_ids",
+    "rows_identity",
+    "stepped",
+]
+
+# Live rows of the table, in table order, listed in the order in which they were appended.
+RowOrder = tuple[RowRange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """A fragment of one version.
+
+    Attributes:
+        id: Its number.
+        rows: Live rows.
+        files: Path of each data file, and the numbers of the fields in it.
+        deletions: What names the file of deletions; None for none.
+        overlays: Paths of files that replace values.
+    """
+
+    id: int
+    rows: int
+    files: tuple[tuple[str, tuple[int, ...]], ...]
+    deletions: tuple[int, int] | None = None
+    overlays: tuple[str, ...] = ()
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether no row was deleted or changed since it was made."""
+        return self.deletions is None and not self.overlays
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """What made a version.
+
+    Attributes:
+        name: As Lance calls it.
+        groups: Of a compaction: fragments that were read, and those that took their place.
+    """
+
+    name: str
+    groups: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What is kept of a version that was looked at, to compare a later one with.
+
+    Attributes:
+        version: Its number.
+        rows: Live rows.
+        num_fragments: How many.
+        last_fragment: Highest number of a fragment; -1 without any.
+        digest: Of the fragments.
+        order: Where the rows are, in the order of appending.
+        next_row_id: The stable row id that the next row will get; None without such ids.
+    """
+
+    version: int
+    rows: int
+    num_fragments: int
+    last_fragment: int
+    digest: str
+    order: RowOrder
+    next_row_id: int | None = None
+
+    @classmethod
+    def of(
+        cls,
+        version: int,
+        fragments: Sequence[Fragment],
+        order: RowOrder,
+        next_row_id: int | None,
+    ) -> Seen:
+        """What is kept of a version."""
+        return cls(
+            version=version,
+            rows=sum(fragment.rows for fragment in fragments),
+            num_fragments=len(fragments),
+            last_fragment=max((fragment.id for fragment in fragments), default=-1),
+            digest=_digest(fragments),
+            order=order,
+            next_row_id=next_row_id,
+        )
+
+    def is_of(self, fragments: Sequence[Fragment]) -> bool:
+        """Whether the fragments are those that were seen."""
+        return len(fragments) == self.num_fragments and _digest(fragments) == self.digest
+
+    def as_json(self) -> dict[str, Any]:
+        """JSON values, small whatever the table."""
+        return {
+            "version": self.version,
+            "rows": self.rows,
+            "fragments": self.num_fragments,
+            "last_fragment": self.last_fragment,
+            "digest": self.digest,
+            "order": [[part.start, part.stop] for part in self.order],
+            "next_row_id": self.next_row_id,
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Seen:
+        """The inverse of ``as_json``; KeyError, TypeError or ValueError for anything else."""
+        next_row_id = value["next_row_id"]
+        return cls(
+            version=int(value["version"]),
+            rows=int(value["rows"]),
+            num_fragments=int(value["fragments"]),
+            last_fragment=int(value["last_fragment"]),
+            digest=str(value["digest"]),
+            order=tuple(RowRange(int(start), int(stop)) for start, stop in value["order"]),
+            next_row_id=None if next_row_id is None else int(next_row_id),
+        )
+
+
+def is_plain(fragments: Sequence[Fragment]) -> bool:
+    """Whether a table has only ever been appended to: its order is that of appending."""
+    numbered = all(fragment.id == at for at, fragment in enumerate(fragments))
+    return numbered and all(fragment.is_untouched for fragment in fragments)
+
+
+def appended(seen: Seen, version: int, fragments: Sequence[Fragment]) -> Seen | None:
+    """What is kept of a later version if it was appended to and nothing else; else None."""
+    old, new = fragments[: seen.num_fragments], fragments[seen.num_fragments :]
+    if not seen.is_of(old) or not _follow(seen.last_fragment, new):
+        return None
+    rows = sum(fragment.rows for fragment in new)
+    ids = None if seen.next_row_id is None else seen.next_row_id + rows
+    return Seen.of(version, fragments, _extended(seen.order, seen.rows, rows), ids)
+
+
+def stepped(
+    order: RowOrder,
+    before: Sequence[Fragment],
+    after: Sequence[Fragment],
+    operation: Callable[[], Operation],
+) -> RowOrder | str:
+    """Follow the rows from one version to the next.
+
+    Args:
+        order: Where the rows are in the version before.
+        before: Its fragments.
+        after: Those of the version that follows it.
+        operation: Tells what made that version; asked where the fragments do not say it.
+
+    Returns:
+        Where the rows are now; or, if rows were changed or removed, what was done.
+    """
+    new = after[len(before) :]
+    if list(after[: len(before)]) == list(before) and all(f.is_untouched for f in new):
+        old_rows = sum(fragment.rows for fragment in before)
+        return _extended(order, old_rows, sum(fragment.rows for fragment in new))
+    made = operation()
+    if made.name == "Rewrite":
+        return _moved(order, before, after, made.groups) or "a compaction that lost rows"
+    if _columns_only(before, after):
+        return order
+    return made.name
+
+
+def by_row_ids(ids: NDArray[np.uint64]) -> RowOrder:
+    """The order of appending by stable row ids.
+
+    Args:
+        ids: uint64 array (live rows,), in table order.
+    """
+    places = np.argsort(ids, kind="stable")
+    if not len(places):
+        return ()
+    breaks = np.flatnonzero(np.diff(places) != 1) + 1
+    starts = places[np.concatenate([[0], breaks])]
+    lasts = places[np.concatenate([breaks, [len(places)]]) - 1]
+    return tuple(RowRange(int(a), int(b) + 1) for a, b in zip(starts, lasts, strict=True))
+
+
+def refused_by_row_ids(
+    seen: Seen,
+    ids: NDArray[np.uint64],
+    created: NDArray[np.uint64],
+    updated: NDArray[np.uint64],
+) -> str | None:
+    """Whether stable row ids show that rows were changed or removed since a version was seen.
+
+    Args:
+        seen: That version.
+        ids: uint64 array (live rows,), in table order.
+        created: Version in which each row was appended; same shape.
+        updated: Version in which each row was changed last; same shape.
+
+    Returns:
+        What was done, or None: the table was only appended to.
+    """
+    order = np.argsort(ids, kind="stable")
+    created, updated = created[order], updated[order]
+    num_old = int(np.count_nonzero(created <= seen.version))
+    if num_old != seen.rows:
+        return f"{seen.rows - num_old} rows were deleted"
+    if np.any(created[: seen.rows] > seen.version):
+        return "rows are not in the order in which they were appended"
+    changed = np.count_nonzero(updated > np.maximum(created, np.uint64(seen.version)))
+    changed += np.count_nonzero(updated[seen.rows :] > created[seen.rows :])
+    if changed:
+        return "rows were updated"
+    first = seen.next_row_id
+    new = ids[order][seen.rows :].astype(np.int64)
+    if first is None or not np.array_equal(new, first + np.arange(len(new))):
+        return "rows that were appended since are missing"
+    return None
+
+
+def cut(order: RowOrder, start: int, stop: int) -> RowOrder:
+    """Where some rows are, numbered in the order of appending.
+
+    Raises:
+        IndexError: They are not all there.
+    """
+    stops = list(accumulate(len(part) for part in order))
+    if not 0 <= start < stop <= (stops[-1] if stops else 0):
+        msg = f"rows {RowRange(start, stop)} are not among {stops[-1] if stops else 0}"
+        raise IndexError(msg)
+    found = []
+    for at in range(bisect_right(stops, start), len(order)):
+        part, before = order[at], stops[at] - len(order[at])
+        if before >= stop:
+            break
+        first, last = max(start - before, 0), min(stop - before, len(part))
+        found.append(RowRange(part.start + first, part.start + last))
+    return tuple(found)
+
+
+def joined(ranges: Iterable[RowRange]) -> RowOrder:
+    """Ranges with those put together that follow each other."""
+    found: list[RowRange] = []
+    for part in ranges:
+        if found and found[-1].stop == part.start:
+            found[-1] = RowRange(found[-1].start, part.stop)
+        elif len(part):
+            found.append(part)
+    return tuple(found)
+
+
+def rows_identity(fragments: Sequence[Fragment], ranges: Sequence[RowRange]) -> str:
+    """Name the content of live rows by the files that they are in: 32 hex characters."""
+    stops = list(accumulate(fragment.rows for fragment in fragments))
+    hasher = hashlib.blake2b(digest_size=16)
+    for rows in ranges:
+        at = bisect_right(stops, rows.start)
+        while at < len(fragments) and stops[at] - fragments[at].rows < rows.stop:
+            before = stops[at] - fragments[at].rows
+            inside = max(rows.start - before, 0), min(rows.stop - before, fragments[at].rows)
+            hasher.update(f"{_text(fragments[at])} {inside}\n".encode())
+            at += 1
+    return hasher.hexdigest()
+
+
+def _text(fragment: Fragment) -> str:
+    return repr(
+        (fragment.id, fragment.rows, fragment.files, fragment.deletions, fragment.overlays)
+    )
+
+
+def _digest(fragments: Iterable[Fragment]) -> str:
+    hasher = hashlib.blake2b(digest_size=16)
+    for fragment in fragments:
+        hasher.update(f"{_text(fragment)}\n".encode())
+    return hasher.hexdigest()
+
+
+def _follow(last: int, new: Sequence[Fragment]) -> bool:
+    """Whether fragments were appended one after the other, and left as they are."""
+    return all(f.id == last + 1 + at and f.is_untouched for at, f in enumerate(new))
+
+
+def _extended(order: RowOrder, old_rows: int, new_rows: int) -> RowOrder:
+    return joined([*order, RowRange(old_rows, old_rows + new_rows)])
+
+
+def _columns_only(before: Sequence[Fragment], after: Sequence[Fragment]) -> bool:
+    """Whether columns were added or dropped, and no value of another was touched."""
+    if len(before) != len(after):
+        return False
+    return all(
+        (old.id, old.rows, old.deletions, old.overlays)
+        == (new.id, new.rows, new.deletions, new.overlays)
+        and (set(old.files) <= set(new.files) or set(new.files) <= set(old.files))
+        for old, new in zip(before, after, strict=True)
+    )
+
+
+def _moved(
+    order: RowOrder,
+    before: Sequence[Fragment],
+    after: Sequence[Fragment],
+    groups: Iterable[tuple[Sequence[int], Sequence[int]]],
+) -> RowOrder | None:
+    """Where the rows are after a compaction; None if some are not there, or others are."""
+    old, new = _places(before), _places(after)
+    pieces: list[tuple[RowRange, int]] = []
+    left_old, left_new = dict(old), dict(new)
+    for reads, makes in groups:
+        if not (set(reads) <= set(left_old) and set(makes) <= set(left_new)):
+            return None
+        sources = [left_old.pop(fragment)[1] for fragment in reads]
+        made = [left_new.pop(fragment) for fragment in makes]
+        if not all(fragment.is_untouched for fragment, _ in made):
+            return None
+        targets = [rows for _, rows in made]
+        if sum(map(len, sources)) != sum(map(len, targets)):
+            return None
+        pieces += _paired(sources, targets)
+    if left_old.keys() != left_new.keys():
+        return None
+    for fragment, (was, rows) in left_old.items():
+        if left_new[fragment][0] != was:
+            return None
+        pieces.append((rows, left_new[fragment][1].start))
+    pieces.sort(key=lambda piece: piece[0].start)
+    starts = [rows.start for rows, _ in pieces]
+    found = []
+    for part in order:
+        at, start = bisect_right(starts, part.start) - 1, part.start
+        while start < part.stop:
+            rows, target = pieces[at]
+            stop = min(part.stop, rows.stop)
+            found.append(RowRange(target + start - rows.start, target + stop - rows.start))
+            start, at = stop, at + 1
+    return joined(found)
+
+
+def _places(fragments: Sequence[Fragment]) -> dict[int, tuple[Fragment, RowRange]]:
+    """Each fragment that has rows, and where they are."""
+    stops = accumulate(fragment.rows for fragment in fragments)
+    return {
+        fragment.id: (fragment, RowRange(stop - fragment.rows, stop))
+        for fragment, stop in zip(fragments, stops, strict=True)
+    }
+
+
+def _paired(
+    sources: Sequence[RowRange], targets: Sequence[RowRange]
+) -> list[tuple[RowRange, int]]:
+    """Pieces of the sources, one after the other, and where the targets take them."""
+    found: list[tuple[RowRange, int]] = []
+    target, used = 0, 0
+    for rows in sources:
+        start = rows.start
+        while start < rows.stop:
+            if used == len(targets[target]):
+                target, used = target + 1, 0
+                continue
+            length = min(rows.stop - start, len(targets[target]) - used)
+            found.append((RowRange(start, start + length), targets[target].start + used))
+            start, used = start + length, used + length
+    return found
