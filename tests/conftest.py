@@ -30,6 +30,7 @@ _LONG = (
     "host/test_dataset_checkpoints.py",
     "host/test_dataset_faults.py",
     "host/test_dataset_order.py",
+    "host/test_follow.py",
     "host/test_index_files.py",
     "host/test_mixing.py",
     "host/test_pins.py",
