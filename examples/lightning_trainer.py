@@ -72,6 +72,21 @@ class ShowEpochs(lightning.Callback):
         self.seen = SeenRows(ROWS, checkpoint["seen"])
 
 
+class Rows(lightning.LightningDataModule):
+    """Makes the loader when Lightning asks for it: its ranks have met by then."""
+
+    def __init__(self, directory: str) -> None:
+        super().__init__()
+        self.directory = directory
+
+    def train_dataloader(self) -> EpochLoader:
+        stream = LanceStream(f"{self.directory}/points.lance", local=f"{self.directory}/cache")
+        dataset = LanceStreamingDataset(
+            streams=[stream], batch_size=BATCH_SIZE, shuffle=True, batched=True
+        )
+        return EpochLoader(dataset, batch_size=None, num_workers=2)
+
+
 def fit(
     directory: str,
     *,
@@ -80,12 +95,6 @@ def fit(
     checkpoint: str | None = None,
 ) -> str:
     """Train, going on from the checkpoint if one is given; gives the path of the last one."""
-    dataset = LanceStreamingDataset(
-        streams=[LanceStream(f"{directory}/points.lance", local=f"{directory}/cache")],
-        batch_size=BATCH_SIZE,
-        shuffle=True,
-        batched=True,
-    )
     saving = ModelCheckpoint(f"{directory}/checkpoints", every_n_train_steps=save_every)
     trainer = lightning.Trainer(
         accelerator="cpu",
@@ -98,8 +107,7 @@ def fit(
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    loader = EpochLoader(dataset, batch_size=None, num_workers=2)
-    trainer.fit(Points(), loader, ckpt_path=checkpoint)
+    trainer.fit(Points(), Rows(directory), ckpt_path=checkpoint)
     return saving.best_model_path
 
 
