@@ -60,12 +60,29 @@ import sys
 directory, examples = sys.argv[1:]
 sys.path.insert(0, examples)
 import hf_trainer as example
+from seen_rows import SeenRows, exactness
+
+class Kept(SeenRows):
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        kept.append(self)
+
 def arguments(**options):
-    each = {"dispatch_batches": False}
-    return Arguments(**options, accelerator_config=each, per_device_train_batch_size=None)
-Arguments, example.TrainingArguments = example.TrainingArguments, arguments
-del example.LanceTrainer.get_train_dataloader
-example.train(directory)
+    options |= {"num_train_epochs": 1, "per_device_train_batch_size": example.BATCH_SIZE}
+    options |= {"accelerator_config": {"dispatch_batches": False}, "remove_unused_columns": False}
+    return Arguments(**options)
+
+def samples(**options):
+    return Dataset(**{**options, "batched": False})
+
+if __name__ == "__main__":
+    kept = []
+    Arguments, example.TrainingArguments = example.TrainingArguments, arguments
+    Dataset, example.LanceStreamingDataset = example.LanceStreamingDataset, samples
+    example.SeenRows = Kept
+    del example.LanceTrainer.get_train_dataloader
+    example.train(directory)
+    exactness(kept[0].of_all_ranks(), 4000)
 """
 
 
