@@ -28,7 +28,7 @@ def first_difference(file: OpenShard, table: pa.Table) -> str | None:
     if isinstance(file, ArrowShard) and pa.Table.from_batches(file.batches).equals(table):
         return None
     found, row = file.samples(zero_copy=True), 0
-    for batch in table.combine_chunks().to_batches():
+    for batch in table.to_batches():
         expected = sample_decoder(batch, zero_copy=True)
         for at in range(batch.num_rows):
             ours, theirs = found(row), expected(at)

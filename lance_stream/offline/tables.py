@@ -18,6 +18,7 @@ from lance_stream.offline.attempts import CallFailedError, Policy, Pulse, attemp
 from lance_stream.offline.request import StreamRequest
 from lance_stream.planning.index import ShardIndex
 from lance_stream.service.arguments import search_path
+from lance_stream.service.attempt import Attempt
 from lance_stream.service.fetching import AttemptError, Fetcher, StreamSource
 from lance_stream.service.indexing import News, no_news
 from lance_stream.service.messages import Plan, Register
@@ -175,17 +176,28 @@ def read_shard(fetcher: Fetcher, source: StreamSource, shard: int, policy: Polic
         LanceStreamError: They cannot be had; names shard, rows, table and version.
         StoppedError: Nothing is wanted any more.
     """
+    running = Attempt()
 
     def read() -> pa.Table:
+        nonlocal running
+        running = Attempt()
         try:
-            return fetcher.read(source, shard)
+            return fetcher.read(source, shard, running)
         except AttemptError as error:
             raise CallFailedError(error.failure) from error
 
     try:
         return attempt(read, policy, shard_subject(source.index, shard))
     except CallFailedError as error:
-        raise shard_error(source, shard, error.failure) from error
+        failure = error.failure
+        if running.doing and error.__cause__ is None:
+            # It got no answer: the function is still at it.
+            text = (
+                f"{running.doing}: {failure.message}; raise --download-timeout, or give it fewer "
+                "rows at a time with smaller shards"
+            )
+            failure = Failure(FailureKind.TRANSFORM, text, retryable=False)
+        raise shard_error(source, shard, failure) from error
 
 
 def shard_error(source: StreamSource, shard: int, failure: Failure) -> LanceStreamError:

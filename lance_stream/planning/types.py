@@ -246,4 +246,25 @@ def _plain_column(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray
         # pyarrow casts no extension type but to its storage.
         storage = [chunk.storage for chunk in column.chunks]
         column = pa.chunked_array(storage, column.type.storage_type)
-    return column if column.type == kind else column.cast(kind)
+    if column.type == kind:
+        return column
+    return pa.chunked_array([part for chunk in column.chunks for part in _cast(chunk, kind)], kind)
+
+
+def _cast(array: pa.Array, kind: pa.DataType) -> list[pa.Array]:
+    """An array in another type: in parts, where it has more bytes there than fit into one."""
+    try:
+        return [array.cast(kind)]
+    except (pa.ArrowInvalid, pa.ArrowCapacityError):
+        # Dictionaries and views may hold one value many times.
+        if len(array) < 2 or not _may_overflow(array.type):
+            raise
+    half = len(array) // 2
+    return [*_cast(array.slice(0, half), kind), *_cast(array.slice(half), kind)]
+
+
+def _may_overflow(kind: pa.DataType) -> bool:
+    """Whether values may be more bytes in another type than they are in this one."""
+    if pat.is_dictionary(kind) or pat.is_string_view(kind) or pat.is_binary_view(kind):
+        return True
+    return any(_may_overflow(kind.field(i).type) for i in range(kind.num_fields))

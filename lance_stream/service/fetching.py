@@ -22,6 +22,7 @@ from lance_stream.planning.layout import Layout
 from lance_stream.planning.selection import Selection
 from lance_stream.planning.types import describe_schema
 from lance_stream.processes import this_writer
+from lance_stream.service.attempt import Attempt, PostponedError
 from lance_stream.service.growing import GrowingTables, look
 from lance_stream.service.indexing import News, Order, check_format, finished, make_index, no_news
 from lance_stream.service.messages import Options, Pin, Plan, Poll, Polled, Register
@@ -235,30 +236,48 @@ class Fetcher:
         name, _ = self._renewing(options, create)
         return name, lambda: self._renewing(options, remove)
 
-    def read(self, source: StreamSource, shard: int) -> pa.Table:
+    def read(self, source: StreamSource, shard: int, attempt: Attempt | None = None) -> pa.Table:
         """Read a shard's rows, in the types of a shard and transformed.
+
+        Args:
+            source: Of the stream.
+            shard: Which.
+            attempt: Who is told how it goes on.
 
         Raises:
             AttemptError: With the reason.
+            PostponedError: The attempt had to give way.
         """
+        attempt = attempt or Attempt()
         register, index = source.register, source.index
         options = self._storage_options(register.options)
         parts, num_rows = index.reads(shard), len(index.shard_rows(shard))
 
         def read(made: dict[str, str], generation: int) -> pa.Table:
             opened = self._table(source, options, made, generation)
-            row_bytes = index.row_size.mean_bytes
-            tables = [
-                self._reading(
-                    lambda rows=rows: opened.read(
-                        index.fragments, rows, index.selection, row_bytes
+            row_bytes, tables = index.row_size.mean_bytes, list[pa.Table]()
+            for rows in parts:
+                before = sum(table.nbytes for table in tables)
+                tables.append(
+                    self._reading(
+                        lambda rows=rows, before=before: opened.read(
+                            index.fragments,
+                            rows,
+                            index.selection,
+                            row_bytes,
+                            lambda num_bytes: attempt.read(before + num_bytes),
+                        )
                     )
                 )
-                for rows in parts
-            ]
             return tables[0] if len(tables) == 1 else pa.concat_tables(tables)
 
-        table = self._renewing(options, read)
+        try:
+            table = self._renewing(options, read)
+        except PlanError as error:
+            failure = Failure(FailureKind.UNSUPPORTED, str(error), retryable=False)
+            raise AttemptError(failure) from error
+        if index.selection.transform is not None:
+            attempt.begin(f"transform={index.selection.transform!r}")
         try:
             table = finished(table, index.selection, register.search_path, register.uri)
         except TransformFailedError as error:
@@ -267,15 +286,22 @@ class Fetcher:
             # The function, or a type that it gives, is not what it was when planned.
             failure = Failure(FailureKind.TRANSFORM, str(error), retryable=False)
             raise AttemptError(failure) from error
+        attempt.begin("")
         if table.num_rows != num_rows or not table.schema.equals(index.schema):
             raise AttemptError(_mismatch(table, num_rows, index))
         return table
 
-    def fetch(self, source: StreamSource, shard: int) -> Fetched:
+    def fetch(self, source: StreamSource, shard: int, attempt: Attempt | None = None) -> Fetched:
         """Have a shard's rows in a file, not yet published: from the shared cache, or Lance.
+
+        Args:
+            source: Of the stream.
+            shard: Which.
+            attempt: Who is told how it goes on.
 
         Raises:
             AttemptError: With the reason; no file is left.
+            PostponedError: The attempt had to give way.
         """
         register = source.register
         header = source.header(shard)
@@ -288,7 +314,7 @@ class Fetcher:
         if num_bytes is not None:
             return Fetched(path, num_bytes, from_tier=True)
         try:
-            table = self.read(source, shard)
+            table = self.read(source, shard, attempt)
             with _writing(path, register.directory, table.nbytes):
                 num_bytes = write_shard(register.cache_format, path, table, header)
         except BaseException:
@@ -478,7 +504,7 @@ def _mismatch(table: pa.Table, num_rows: int, index: ShardIndex) -> Failure:
 def _classified(call: Callable[[], _T], *, while_opening: bool) -> _T:
     try:
         return call()
-    except (LanceStreamError, AttemptError, TransformFailedError):
+    except (LanceStreamError, AttemptError, PostponedError, TransformFailedError):
         raise
     except BaseException as error:  # Lance panics are not Exceptions.
         logger.debug("Lance raised", exc_info=True)

@@ -385,10 +385,10 @@ def _exact_stops(
     for start in range(0, selected.count, step):
         news("measuring rows", start, selected.count)
         rows = selected.rows(RowRange(start, min(start + step, selected.count)))
-        read = table.read(fragments, rows, order.selection, size.mean_bytes)
-        part = finished(read, order.selection, order.search_path, "").combine_chunks()
-        for batch in part.to_batches():
-            cut.add(row_bytes(batch.columns))
+        for batch in table.batches(fragments, rows, order.selection, size.mean_bytes):
+            read = pa.Table.from_batches([batch])
+            for part in finished(read, order.selection, order.search_path, "").to_batches():
+                cut.add(row_bytes(part.columns))
     news("measuring rows", selected.count, selected.count)
     return cut.stops()
 

@@ -11,6 +11,8 @@ Rules:
   served within each;
 - at most ``max_running`` fetches, and together at most ``max_bytes`` expected bytes, except that
   one fetch may always run (a shard larger than the budget runs alone);
+- a shard that turns out larger than planned is charged what it takes; where that is too much, all
+  but the one that was begun first give way, and start again when there is room;
 - a failure that may pass is tried again after an exponential, jittered delay, up to the stream's
   ``attempts``; other failures are final;
 - an attempt that runs past its deadline counts as failed. The call cannot be interrupted, so the
@@ -26,18 +28,42 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from lance_stream.service.events import (
+    Asked,
+    Doing,
+    Event,
+    Fetched,
+    GiveWay,
+    Grew,
+    Instruction,
+    Key,
+    Left,
+    Lost,
+    Missed,
+    Policy,
+    Postponed,
+    Reply,
+    Retire,
+    Start,
+    Tick,
+    Unwanted,
+)
 from lance_stream.source.failures import Failure, FailureKind
 
 __all__ = [
     "Asked",
+    "Doing",
     "Event",
     "Fetched",
+    "GiveWay",
+    "Grew",
     "Instruction",
     "Key",
     "Left",
     "Lost",
     "Missed",
     "Policy",
+    "Postponed",
     "Reply",
     "Retire",
     "Scheduler",
@@ -45,128 +71,6 @@ __all__ = [
     "Tick",
     "Unwanted",
 ]
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Key:
-    """One shard of one stream."""
-
-    stream: str
-    shard: int
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """How a stream's shards are fetched.
-
-    Attributes:
-        timeout_s: Longest time of one attempt.
-        attempts: Attempts before a failure is final, at least 1.
-    """
-
-    timeout_s: float
-    attempts: int
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A client asks for a shard. ``demand``: it waits for it now."""
-
-    client: int
-    key: Key
-    demand: bool
-    expected_bytes: int
-    policy: Policy
-
-
-@dataclass(frozen=True, slots=True)
-class Left:
-    """A client is gone, or gave up a stream (None: all of them)."""
-
-    client: int
-    stream: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Fetched:
-    """An attempt published the shard."""
-
-    key: Key
-    attempt: int
-    num_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Unwanted:
-    """The shard was evicted meanwhile: it was not fetched, or its file was removed again."""
-
-    key: Key
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True)
-class Missed:
-    """An attempt failed."""
-
-    key: Key
-    attempt: int
-    failure: Failure
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """An earlier process ended while it fetched the shard.
-
-    Attributes:
-        attempts: Attempts that were used up by hanging.
-        deaths: How many processes died over it.
-    """
-
-    key: Key
-    attempts: int
-    deaths: int
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed."""
-
-
-Event = Asked | Left | Fetched | Unwanted | Missed | Lost | Tick
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Begin an attempt; its result comes back as Fetched, Unwanted or Missed with its number."""
-
-    key: Key
-    attempt: int
-    deadline: float
-    deaths: int
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """Tell clients how a shard ended; ``outcome`` None means it was dropped as unwanted.
-
-    ``final`` False: only news, a failed attempt that is tried again.
-    """
-
-    clients: tuple[int, ...]
-    key: Key
-    outcome: int | Failure | None
-    final: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Retire:
-    """A call hangs and cannot be interrupted: end the process so that a fresh one takes over."""
-
-    reason: str
-    hung: tuple[tuple[Key, int], ...]
-
-
-Instruction = Start | Reply | Retire
 
 
 @dataclass(slots=True)
@@ -181,6 +85,9 @@ class _Fetch:
     running: bool = False
     deadline: float = 0.0
     not_before: float = 0.0
+    begun: int = 0  # in the order of starts
+    doing: str = ""
+    doing_since: float = 0.0
 
     @property
     def demanded(self) -> bool:
@@ -218,7 +125,7 @@ class Scheduler:
         self._jitter = jitter
         self._fetches: dict[Key, _Fetch] = {}
         self._lost: dict[Key, Lost] = {}
-        self._asked = 0
+        self._asked = self._begun = 0
         self._retired = False
 
     @property
@@ -264,6 +171,14 @@ class Scheduler:
                 self._on_unwanted(key, attempt, out)
             case Missed(key, attempt, failure):
                 self._on_missed(key, attempt, failure, now, out)
+            case Grew(key, attempt, num_bytes):
+                self._on_grew(key, attempt, num_bytes, out)
+            case Postponed(key, attempt):
+                self._on_postponed(key, attempt)
+            case Doing(key, attempt, what):
+                fetch = self._current(key, attempt)
+                if fetch is not None:
+                    fetch.doing, fetch.doing_since = what, now
             case Lost():
                 self._lost[event.key] = event
             case Tick():
@@ -286,16 +201,13 @@ class Scheduler:
             lost = self._lost.pop(event.key, None)
             deaths = lost.deaths if lost else 0
             if deaths >= self._max_deaths:
-                failure = Failure(
-                    FailureKind.BROKEN,
-                    f"the download process died {deaths} times while it read these rows",
-                    retryable=False,
-                )
+                failure = _deadly(event.policy, deaths)
                 out.append(Reply((event.client,), event.key, failure))
                 return
             attempts = lost.attempts if lost else 0
             if attempts >= event.policy.attempts:
-                out.append(Reply((event.client,), event.key, _hung(event.policy, attempts)))
+                failure = _hung(event.policy, attempts, "", 0.0)
+                out.append(Reply((event.client,), event.key, failure))
                 return
             self._asked += 1
             fetch = _Fetch(event.key, self._asked, event.expected_bytes, event.policy)
@@ -340,13 +252,32 @@ class Scheduler:
         else:
             self._end(key, attempt, _after(failure, fetch.attempts), out)
 
+    def _on_grew(self, key: Key, attempt: int, num_bytes: int, out: list[Instruction]) -> None:
+        fetch = self._current(key, attempt)
+        if fetch is None:
+            return
+        fetch.expected_bytes = max(fetch.expected_bytes, num_bytes)
+        running = [f for f in self._fetches.values() if f.running]
+        is_first = fetch.begun == min(f.begun for f in running)
+        if not is_first and sum(f.expected_bytes for f in running) > self._max_bytes:
+            out.append(GiveWay(key, attempt))
+
+    def _on_postponed(self, key: Key, attempt: int) -> None:
+        fetch = self._current(key, attempt)
+        if fetch is None:
+            return
+        fetch.running = False
+        fetch.attempts -= 1
+        if not fetch.waiting:
+            del self._fetches[key]
+
     def _on_tick(self, now: float, out: list[Instruction]) -> None:
         hung = [f for f in self._fetches.values() if f.running and f.deadline <= now]
         if not hung or self._retired:
             return
         self._retired = True
         for fetch in hung:
-            failure = _hung(fetch.policy, fetch.attempts)
+            failure = _hung(fetch.policy, fetch.attempts, fetch.doing, now - fetch.doing_since)
             final = fetch.attempts >= fetch.policy.attempts
             out.append(Reply(tuple(fetch.waiting), fetch.key, failure, final=final))
             if final:
@@ -388,18 +319,39 @@ class Scheduler:
             fetch.running = True
             fetch.attempts += 1
             fetch.deadline = now + fetch.policy.timeout_s
+            self._begun += 1
+            fetch.begun, fetch.doing = self._begun, ""
             out.append(Start(fetch.key, fetch.attempts, fetch.deadline, fetch.deaths))
             if alone:
                 return
 
 
-def _hung(policy: Policy, attempts: int) -> Failure:
+def _hung(policy: Policy, attempts: int, doing: str, doing_s: float) -> Failure:
+    attempt = f"(attempt {attempts} of {policy.attempts})"
+    if doing:
+        text = (
+            f"{doing} was still running after {doing_s:.1f} s, and download_timeout is "
+            f"{policy.timeout_s:g} s in all {attempt}: raise download_timeout, or give it fewer "
+            "rows at a time with smaller shards"
+        )
+        return Failure(FailureKind.TRANSFORM, text, retryable=True)
     return Failure(
         FailureKind.UNAVAILABLE,
-        f"no answer within {policy.timeout_s:g} s (attempt {attempts} of {policy.attempts}); "
+        f"no answer within {policy.timeout_s:g} s {attempt}; "
         "the store hangs or is too slow for download_timeout",
         retryable=True,
     )
+
+
+def _deadly(policy: Policy, deaths: int) -> Failure:
+    text = f"the download process died {deaths} times while it read these rows"
+    if not policy.transform:
+        return Failure(FailureKind.BROKEN, text, retryable=False)
+    text += (
+        f" or ran {policy.transform} on them, which is the first suspect: a crash, an exit or "
+        "too much memory there ends the process"
+    )
+    return Failure(FailureKind.TRANSFORM, text, retryable=False)
 
 
 def _after(failure: Failure, attempts: int) -> Failure:

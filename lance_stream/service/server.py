@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from lance_stream.service import messages as m
 from lance_stream.service import scheduler as s
+from lance_stream.service.attempt import Attempt, PostponedError
 from lance_stream.service.fetching import (
     AttemptError,
     Fetched,
@@ -99,6 +100,7 @@ class Server:
         self._tallies = Tallies(endpoint.status_path)
         self._showing: asyncio.TimerHandle | None = None
         self._clients: dict[int, _Client] = {}
+        self._attempts: dict[s.Key, Attempt] = {}
         self._connections = 0
         self._retired = False
         self._loop = asyncio.get_running_loop()
@@ -202,7 +204,12 @@ class Server:
                     return
                 rows = source.index.shard_rows(shard)
                 expected = source.index.row_size.shard_bytes(len(rows))
-                policy = s.Policy(source.register.timeout_s, source.register.attempts)
+                function = source.index.selection.transform
+                policy = s.Policy(
+                    source.register.timeout_s,
+                    source.register.attempts,
+                    f"transform={function!r}" if function else "",
+                )
                 key = s.Key(stream, shard)
                 self._handle(s.Asked(client.number, key, demand, expected, policy))
 
@@ -251,6 +258,9 @@ class Server:
                     self._start(key, attempt)
                 case s.Reply():
                     self._reply(instruction)
+                case s.GiveWay(key=key):
+                    if key in self._attempts:
+                        self._attempts[key].give_way()
                 case s.Retire(reason=reason, hung=hung):
                     self._retire(reason, hung)
         if self._showing is None:
@@ -283,7 +293,11 @@ class Server:
         def done(result: Fetched | BaseException) -> None:
             kind = "tier" if isinstance(result, Fetched) and result.from_tier else "lance"
             self._tallies.add(key.stream, f"{kind}_ns", time.monotonic_ns() - started_ns)
-            if isinstance(result, AttemptError):
+            self._attempts.pop(key, None)
+            if isinstance(result, PostponedError):
+                self._journal.end(key)
+                self._handle(s.Postponed(key, attempt))
+            elif isinstance(result, AttemptError):
                 self._journal.end(key)
                 self._handle(s.Missed(key, attempt, result.failure))
             elif isinstance(result, BaseException):
@@ -293,7 +307,18 @@ class Server:
             else:
                 self._publish(key, attempt, source, result)
 
-        in_thread(lambda: self._fetcher.fetch(source, key.shard), done)
+        rows = len(source.index.shard_rows(key.shard))
+        running = self._attempts[key] = Attempt(
+            source.index.row_size.shard_bytes(rows),
+            grew=lambda num_bytes: self._tell(s.Grew(key, attempt, num_bytes)),
+            begins=lambda what: self._tell(s.Doing(key, attempt, what)),
+        )
+        in_thread(lambda: self._fetcher.fetch(source, key.shard, running), done)
+
+    def _tell(self, event: s.Event) -> None:
+        """Give an event to the scheduler from another thread; nothing once the loop has ended."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._handle, event)
 
     def _publish(self, key: s.Key, attempt: int, source: StreamSource, fetched: Fetched) -> None:
         """Rename the file into place, then look whether anybody still wants it."""

@@ -47,11 +47,15 @@ def transformed(table: pa.Table, selection: Selection, search_path: tuple[str, .
     if selection.with_row_id:
         row_ids = table.column(_ROW_ID)
         table = table.drop_columns([_ROW_ID])
-    batches = table.combine_chunks().to_batches()
+    try:
+        batches = table.combine_chunks().to_batches()
+    except pa.ArrowException:
+        batches = []
     if len(batches) != 1:
         msg = (
             f"{called}: {table.nbytes} bytes in {table.num_rows} rows do not fit into one "
-            "RecordBatch: choose smaller shards"
+            "RecordBatch: choose smaller shards, or where rows differ in size, ones that are cut "
+            "by exact bytes (lance-stream index --exact, and index=)"
         )
         raise TransformFailedError(msg)
     try:

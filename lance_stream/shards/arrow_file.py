@@ -28,6 +28,8 @@ _HEADER = b"lance_stream.shard"
 _CHECK = b"lance_stream.check"
 _MAX_BATCHES = 16
 _COMBINE_BELOW_BYTES = 64 << 20
+# Below what the 32-bit offsets of a column stand.
+_MAX_BATCH_BYTES = 1 << 30
 
 
 def write_arrow_shard(path: str, table: pa.Table, header: ShardHeader) -> int:
@@ -48,9 +50,7 @@ def write_arrow_shard(path: str, table: pa.Table, header: ShardHeader) -> int:
         OSError: The file cannot be written (a full disk, for one). What was written is left for
             the caller to remove.
     """
-    batches = table.to_batches()
-    if len(batches) > _MAX_BATCHES or table.nbytes < _COMBINE_BELOW_BYTES:
-        batches = table.combine_chunks().to_batches()
+    batches = _joined(table)
     metadata = {_HEADER: header.to_bytes(), _CHECK: header.checksum.placeholder()}
     schema = table.schema.remove_metadata()
     with (
@@ -60,6 +60,27 @@ def write_arrow_shard(path: str, table: pa.Table, header: ShardHeader) -> int:
         for batch in batches:
             writer.write_batch(batch)
     return sign(path, header)
+
+
+def _joined(table: pa.Table) -> list[pa.RecordBatch]:
+    """The rows in one record batch, or in a few if they are many bytes."""
+    batches = table.to_batches()
+    if len(batches) <= _MAX_BATCHES and table.nbytes >= _COMBINE_BELOW_BYTES:
+        return batches
+    limit = min(_MAX_BATCH_BYTES, max(_COMBINE_BELOW_BYTES, table.nbytes // _MAX_BATCHES))
+    groups: list[list[pa.RecordBatch]] = [[]]
+    num_bytes = 0
+    for batch in batches:
+        if groups[-1] and num_bytes + batch.nbytes > limit:
+            groups.append([])
+            num_bytes = 0
+        groups[-1].append(batch)
+        num_bytes += batch.nbytes
+    return [
+        joined
+        for group in groups
+        for joined in pa.Table.from_batches(group, table.schema).combine_chunks().to_batches()
+    ]
 
 
 class ArrowShard:

@@ -118,7 +118,9 @@ def encode_mds(
     if num_bytes > MAX_MDS_BYTES:
         msg = (
             f"{table.num_rows} rows would make an MDS file of {num_bytes} bytes, and such a file "
-            f"has at most {MAX_MDS_BYTES}: choose smaller shards with shard_rows or shard_bytes"
+            f"has at most {MAX_MDS_BYTES}: choose smaller shards with shard_rows or shard_bytes; "
+            "where rows differ in size, cut them by exact bytes: build_index(..., exact=True) or "
+            "lance-stream index --exact, and index="
         )
         raise PlanError(msg)
 

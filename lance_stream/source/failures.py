@@ -169,8 +169,8 @@ _ADVICE = {
         "it gets a shard's rows as one RecordBatch and must return as many of fixed types",
     ),
     FailureKind.UNSUPPORTED: (
-        "the rows do not fit into the format of the shard",
-        'change these values, or use cache_format="arrow"',
+        "the rows do not fit into a shard of that format",
+        "change these values, or leave their column out",
     ),
     FailureKind.BROKEN: ("the rows cannot be read", "check the table with Lance itself"),
 }

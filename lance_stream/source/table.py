@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,12 +15,12 @@ from lance.dataset import serialize_row_addrs
 from numpy.typing import NDArray
 
 from lance_stream.errors import PlanError
-from lance_stream.planning.reads import Take, route
 from lance_stream.planning.rows import FragmentRows, RowRange
 from lance_stream.planning.selection import Selection, shown
 from lance_stream.source.addresses import LiveRows
 from lance_stream.source.failures import FailureKind, classify
 from lance_stream.source.location import is_object_store
+from lance_stream.source.reading import RowReader, projection
 
 __all__ = [
     "Picked",
@@ -39,10 +39,6 @@ _SAMPLE_RUN_BYTES = 1 << 20
 _PROBE_ROWS = 2
 # What a row is taken to have before any was read.
 _PROBE_ROW_BYTES = 1024.0
-# A scan of the whole table holds a few such batches at a time.
-_SCAN_ROWS = 8192
-_SCAN_BYTES = 8 << 20
-_SCAN_AHEAD = 4
 # Caches of one open table; Lance's own defaults are gigabytes.
 _INDEX_CACHE_BYTES = 4 << 20
 _METADATA_CACHE_BYTES = 32 << 20
@@ -111,6 +107,7 @@ class Table:
         self.version = int(self.dataset.version)
         self._fragments = {f.fragment_id: f for f in self.dataset.get_fragments()}
         self._live = LiveRows(self._fragments, self._live_addresses)
+        self._reader = RowReader(self.dataset, self._fragments, self._live, serialize_row_addrs)
 
     def fragment_rows(self) -> FragmentRows:
         """Live rows of each fragment, from the manifest alone."""
@@ -137,7 +134,7 @@ class Table:
                 msg = f"columns: there is no column {name!r}; the table has {', '.join(names)}"
                 raise PlanError(msg)
         asked = "" if selection.columns is None else f"columns={dict(selection.columns)}: "
-        return self._checked(asked, **_projection(selection))
+        return self._checked(asked, **projection(selection))
 
     def check_filter(self, filter: str) -> None:  # noqa: A002 - the argument's own name
         """Parse a predicate; reads no data.
@@ -179,6 +176,7 @@ class Table:
         rows: RowRange | NDArray[np.int64],
         selection: Selection,
         row_bytes: float,
+        seen: Callable[[int], None] | None = None,
     ) -> pa.Table:
         """Read live rows by the cheapest route, in table order.
 
@@ -187,27 +185,29 @@ class Table:
             rows: Which, ascending; at least one.
             selection: Columns.
             row_bytes: Mean size of a row.
+            seen: Told of the bytes of the rows so far; what it raises ends the reading.
 
         Raises:
+            PlanError: A value is too large for Arrow: names its row and column.
             BaseException: Whatever Lance raises; see ``failures.classify``.
         """
-        projection = _projection(selection)
-        columns = len(selection.columns or self.column_names)
-        way = route(fragments, rows, row_bytes=row_bytes, num_columns=columns)
-        if isinstance(way, Take):
-            return self._take(fragments, way.rows, projection)
-        span = way.span
-        scanner = self.dataset.scanner(
-            fragments=[self._fragments[i] for i in span.fragment_ids],
-            offset=span.offset or None,
-            limit=span.num_rows,
-            scan_in_order=True,
-            batch_size=max(1, span.num_rows if way.keep is None else _SCAN_ROWS),
-            **projection,
-        )
-        if way.keep is None:
-            return scanner.to_table()
-        return _kept(scanner.to_batches(), way.keep, scanner.projected_schema)
+        parts, num_bytes = [], 0
+        for batch in self._reader.batches(fragments, rows, selection, row_bytes):
+            parts.append(batch)
+            num_bytes += batch.nbytes
+            if seen is not None:
+                seen(num_bytes)
+        return pa.Table.from_batches(parts, None if parts else self._reader.schema(selection))
+
+    def batches(
+        self,
+        fragments: FragmentRows,
+        rows: RowRange | NDArray[np.int64],
+        selection: Selection,
+        row_bytes: float,
+    ) -> Iterator[pa.RecordBatch]:
+        """The same, a batch at a time."""
+        return self._reader.batches(fragments, rows, selection, row_bytes)
 
     def sample(
         self, fragments: FragmentRows, pick: Picked, selection: Selection
@@ -280,14 +280,8 @@ class Table:
             selection: What they are.
         """
         known = dict(selection.columns or [(name, name) for name in self.column_names])
-        scanner = self.dataset.scanner(
-            columns={name: known[name] for name in names},
-            blob_handling="all_binary",
-            batch_size_bytes=_SCAN_BYTES,
-            batch_readahead=_SCAN_AHEAD,
-            scan_in_order=True,
-        )
-        yield from scanner.to_batches()
+        columns = tuple((name, known[name]) for name in names)
+        return self._reader.scan(self.fragment_rows(), Selection(columns=columns))
 
     def _live_addresses(self, fragments: list[Any]) -> Iterator[NDArray[np.uint64]]:
         """Addresses of the live rows of some fragments; reads their deletions only."""
@@ -296,38 +290,6 @@ class Table:
         )
         for batch in scanner.to_batches():
             yield batch.column("_rowaddr").to_numpy()
-
-    def _take(
-        self, fragments: FragmentRows, rows: NDArray[np.int64], projection: dict[str, Any]
-    ) -> pa.Table:
-        """Read rows by address; Lance joins requests that lie close together."""
-        addresses = self._live.addresses(fragments, rows)
-        if self.dataset.has_stable_row_ids:
-            # The list of those is one of ids, which are not known here.
-            among = {"filter": f"_rowaddr in ({','.join(map(str, addresses.tolist()))})"}
-        else:
-            among = {"row_addr_allowlist": serialize_row_addrs(addresses.tolist())}
-        scanner = self.dataset.scanner(
-            with_row_address=True, scan_in_order=True, **among, **projection
-        )
-        table = scanner.to_table()
-        found = table.column("_rowaddr").to_numpy()
-        if "_rowaddr" in (projection["columns"] or ()):
-            # Asked for twice, it comes last.
-            ids = ["_rowid"] if projection["with_row_id"] else []
-            table = table.select([*projection["columns"], *ids])
-        else:
-            table = table.drop_columns(["_rowaddr"])
-        if np.array_equal(found, addresses):
-            return table
-        # Whatever order Lance gives, the one of the index counts.
-        order = np.argsort(found, kind="stable")
-        if not np.array_equal(found[order], np.sort(addresses)):
-            msg = f"{len(addresses)} rows were asked for by address, {len(found)} came"
-            raise RuntimeError(msg)
-        back = np.empty(len(addresses), np.int64)
-        back[np.argsort(addresses, kind="stable")] = order
-        return table.take(pa.array(back))
 
 
 class Picked(Protocol):
@@ -343,20 +305,6 @@ class Picked(Protocol):
         ...
 
 
-def _projection(selection: Selection) -> dict[str, Any]:
-    columns: Any = None
-    if selection.columns is not None:
-        plain = all(name == expression for name, expression in selection.columns)
-        names = [name for name, _ in selection.columns]
-        columns = names if plain else dict(selection.columns)
-    return {
-        "columns": columns,
-        "with_row_id": selection.with_row_id,
-        # Otherwise a scan gives descriptors in their place.
-        "blob_handling": "all_binary",
-    }
-
-
 def files_of(fragment: Any) -> dict[str, Any]:
     """What names the content of a fragment: its files, as JSON values."""
     # ``path`` makes a class at every access.
@@ -367,18 +315,6 @@ def files_of(fragment: Any) -> dict[str, Any]:
         "files": paths + [overlay.data_file._path for overlay in fragment.overlays],
         "deletions": None if deletions is None else [deletions.read_version, deletions.id],
     }
-
-
-def _kept(
-    batches: Iterable[pa.RecordBatch], keep: NDArray[np.int64], schema: pa.Schema
-) -> pa.Table:
-    """The rows to keep of batches in order, without holding the others."""
-    parts, before = [], 0
-    for batch in batches:
-        first, stop = np.searchsorted(keep, [before, before + batch.num_rows])
-        parts.append(batch.take(pa.array(keep[first:stop] - before)))
-        before += batch.num_rows
-    return pa.Table.from_batches(parts, schema)
 
 
 def _spread(num_rows: int, runs: int, length: int) -> list[int]:

@@ -17,13 +17,17 @@ from hypothesis.stateful import (
 
 from lance_stream.service.scheduler import (
     Asked,
+    Doing,
     Fetched,
+    GiveWay,
+    Grew,
     Instruction,
     Key,
     Left,
     Lost,
     Missed,
     Policy,
+    Postponed,
     Reply,
     Retire,
     Scheduler,
@@ -434,6 +438,85 @@ def test_the_last_attempt_that_hangs_is_final_and_not_carried_over() -> None:
     ]
 
 
+def test_what_hangs_in_a_transform_is_not_the_store() -> None:
+    s = scheduler()
+    s.handle(ask(1, A), 0.0)
+    s.handle(Doing(A, 1, "transform='m:f'"), 12.5)
+    reply = s.handle(Tick(), 60.0)[0]
+    assert isinstance(reply, Reply)
+    assert reply.outcome == Failure(
+        FailureKind.TRANSFORM,
+        "transform='m:f' was still running after 47.5 s, and download_timeout is 60 s in all "
+        "(attempt 1 of 3): raise download_timeout, or give it fewer rows at a time with smaller "
+        "shards",
+        retryable=True,
+    )
+
+
+def test_a_transform_that_ended_is_not_blamed() -> None:
+    s = scheduler()
+    s.handle(ask(1, A), 0.0)
+    s.handle(Doing(A, 1, "transform='m:f'"), 12.5)
+    s.handle(Doing(A, 1, ""), 13.0)
+    assert s.handle(Tick(), 60.0)[0] == Reply((1,), A, _hung(1), final=False)
+
+
+def test_nor_one_of_an_earlier_attempt() -> None:
+    s = scheduler()
+    s.handle(ask(1, A), 0.0)
+    s.handle(Doing(A, 1, "transform='m:f'"), 1.0)
+    s.handle(Missed(A, 1, DOWN), 2.0)
+    s.handle(Tick(), 3.0)
+    s.handle(Doing(A, 1, "transform='m:f'"), 4.0)  # late news
+    assert s.handle(Tick(), 63.0)[0] == Reply((1,), A, _hung(2), final=False)
+
+
+# --- larger than planned ---
+
+
+def test_what_grows_is_charged_and_nothing_else_starts() -> None:
+    s = scheduler(max_bytes=1000)
+    s.handle(ask(1, A), 0.0)
+    assert s.handle(Grew(A, 1, 950), 1.0) == []
+    assert s.handle(ask(1, B), 2.0) == []
+    assert s.handle(Fetched(A, 1, 950), 3.0) == [Reply((1,), A, 950), start(B, 1, 63.0)]
+
+
+def test_the_later_one_gives_way_and_starts_again_when_there_is_room() -> None:
+    s = scheduler(max_bytes=1000)
+    s.handle(ask(1, A), 0.0)
+    s.handle(ask(2, B), 1.0)
+    assert s.handle(Grew(A, 1, 900), 2.0) == []  # it was first
+    assert s.handle(Grew(B, 1, 300), 3.0) == [GiveWay(B, 1)]
+    assert s.handle(Postponed(B, 1), 4.0) == []
+    assert (s.num_running, s.num_queued) == (1, 1)
+    # No attempt was used up.
+    assert s.handle(Fetched(A, 1, 900), 5.0) == [Reply((1,), A, 900), start(B, 1, 65.0)]
+    assert s.handle(Grew(B, 1, 5000), 6.0) == []  # alone
+
+
+def test_it_stays_while_there_is_room() -> None:
+    s = scheduler(max_bytes=1000)
+    s.handle(ask(1, A), 0.0)
+    s.handle(ask(2, B), 1.0)
+    assert s.handle(Grew(B, 1, 900), 2.0) == []
+    assert s.handle(Grew(B, 1, 901), 2.0) == [GiveWay(B, 1)]
+
+
+def test_what_gave_way_for_nobody_is_forgotten() -> None:
+    s = scheduler()
+    s.handle(ask(1, A), 0.0)
+    s.handle(Left(1), 1.0)
+    assert s.handle(Postponed(A, 1), 2.0) == []
+    assert s.num_running == s.num_queued == 0
+
+
+def test_late_news_of_bytes_is_nothing() -> None:
+    s = scheduler()
+    assert s.handle(Grew(A, 1, 1 << 40), 0.0) == []
+    assert s.handle(Postponed(A, 1), 0.0) == []
+
+
 def test_a_final_reply_is_given_once() -> None:
     s = scheduler()
     s.handle(ask(1, A, policy=Policy(60.0, 1)), 0.0)
@@ -549,6 +632,16 @@ def test_what_killed_too_often_is_reported_instead() -> None:
     assert not reply.outcome.retryable
     assert "died 2 times" in reply.outcome.message
     assert s.num_queued == s.num_running == 0
+
+
+def test_a_transform_is_a_suspect() -> None:
+    s = scheduler(max_deaths=2)
+    s.handle(Lost(A, 0, 2), 0.0)
+    (reply,) = s.handle(ask(1, A, policy=Policy(60.0, 3, "transform='m:f'")), 0.0)
+    assert isinstance(reply, Reply)
+    assert isinstance(reply.outcome, Failure)
+    assert reply.outcome.kind is FailureKind.TRANSFORM
+    assert "died 2 times while it read these rows or ran transform='m:f'" in reply.outcome.message
 
 
 def test_one_death_less_than_too_often_is_another_chance() -> None:

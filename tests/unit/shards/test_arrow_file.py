@@ -374,3 +374,18 @@ def test_opening_leaves_no_descriptor_open(path: Path) -> None:
             ArrowShard(str(path), HEADER, TABLE.schema)
     del files
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_many_batches_become_a_few(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None too large for 32-bit offsets, and the rows in their order."""
+    monkeypatch.setattr("lance_stream.shards.arrow_file._COMBINE_BELOW_BYTES", 1000)
+    monkeypatch.setattr("lance_stream.shards.arrow_file._MAX_BATCH_BYTES", 3000)
+    sizes = [100] * 40 + [5000] + [100] * 40
+    parts = [pa.table({"text": ["x" * size]}) for size in sizes]
+    table = pa.concat_tables(parts)
+    header = ShardHeader(HEADER.fingerprint, 42, len(sizes))
+    write(path, table, header)
+    batches = ArrowShard(str(path), header, table.schema).batches
+    assert [len(text) for batch in batches for text in batch["text"].to_pylist()] == sizes
+    assert 3 < len(batches) < 20
+    assert all(batch.nbytes <= 3000 or batch.num_rows == 1 for batch in batches)

@@ -1,0 +1,58 @@
+"""One attempt at a shard: what its thread and the event loop tell each other."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+__all__ = ["Attempt", "PostponedError"]
+
+# Below that, what was planned too small does no harm.
+_TOLD_ABOVE = 2.0
+
+
+class PostponedError(Exception):
+    """The attempt gave way, since the shards that are read together take too much memory."""
+
+
+class Attempt:
+    """Made on the loop; its methods but ``give_way`` are called in the thread."""
+
+    def __init__(
+        self,
+        expected_bytes: int = 0,
+        grew: Callable[[int], None] | None = None,
+        begins: Callable[[str], None] | None = None,
+    ) -> None:
+        """Take where news goes.
+
+        Args:
+            expected_bytes: What the shard was planned to take.
+            grew: Told of bytes in memory, where they are many more than that.
+            begins: Told of what is being done that is not reading.
+        """
+        self.doing = ""
+        self._expected_bytes = expected_bytes
+        self._grew, self._begins = grew, begins
+        self._gives_way = threading.Event()
+
+    def give_way(self) -> None:
+        """Have the attempt end before it reads more."""
+        self._gives_way.set()
+
+    def read(self, num_bytes: int) -> None:
+        """So many bytes are in memory.
+
+        Raises:
+            PostponedError: There is no room for more.
+        """
+        if self._gives_way.is_set():
+            raise PostponedError
+        if self._grew is not None and num_bytes > _TOLD_ABOVE * self._expected_bytes:
+            self._grew(num_bytes)
+
+    def begin(self, what: str) -> None:
+        """Something begins that is not reading."""
+        self.doing = what
+        if self._begins is not None:
+            self._begins(what)

@@ -1,0 +1,33 @@
+"""What an attempt tells of its bytes, and when it gives way."""
+
+from __future__ import annotations
+
+import pytest
+
+from lance_stream.service.attempt import Attempt, PostponedError
+
+
+def test_it_tells_of_bytes_that_nobody_expected() -> None:
+    told: list[int] = []
+    attempt = Attempt(100, grew=told.append)
+    for num_bytes in (50, 200, 201, 5000):
+        attempt.read(num_bytes)
+    assert told == [201, 5000]
+
+
+def test_it_gives_way_before_it_reads_more() -> None:
+    attempt = Attempt(100)
+    attempt.read(50)
+    attempt.give_way()
+    with pytest.raises(PostponedError):
+        attempt.read(60)
+
+
+def test_what_it_does_is_known_until_that_ends() -> None:
+    told: list[str] = []
+    attempt = Attempt(begins=told.append)
+    attempt.begin("transform='m:f'")
+    assert attempt.doing == "transform='m:f'"
+    attempt.begin("")
+    assert attempt.doing == ""
+    assert told == ["transform='m:f'", ""]
