@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import xxhash
@@ -11,7 +13,17 @@ import xxhash
 from lance_stream.errors import PlanError
 from lance_stream.planning.checksum import is_hash
 
-__all__ = ["Compression", "check_hashes", "file_hashes", "load_compression"]
+__all__ = [
+    "CHECK_HASH",
+    "Compression",
+    "check_hashes",
+    "file_hashes",
+    "load_compression",
+    "pieces_hash",
+]
+
+# What a finished file is known by until the index is there.
+CHECK_HASH = "xxh3_64"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +47,55 @@ def load_compression(name: str) -> Compression:
     Raises:
         PlanError: There is none of that name.
     """
-    # Takes seconds, as it loads all of streaming: only for who asks.
-    from streaming.base import compression as host  # noqa: PLC0415
-
-    if not host.is_compression(name):
-        families = sorted({known.split(":")[0] for known in host.get_compressions()})
+    extension, _, level = name.partition(":")
+    family = _FAMILIES.get(extension)
+    levels = {str(number) for number in family.levels} if family else set()
+    if family is None or (":" in name and level not in levels):
         msg = (
-            f"compression={name!r} is not one of mosaicml-streaming: {', '.join(families)}, "
+            f"compression={name!r} is not one of mosaicml-streaming: {', '.join(_FAMILIES)}, "
             "with a level as in 'zstd:11'"
         )
         raise PlanError(msg)
-    extension = host.get_compression_extension(name)
-    return Compression(name, extension, lambda data: host.compress(name, data))
+    if not family.levels:
+        return Compression(name, extension, family.load())
+    compress, number = family.load(), int(level or family.default)
+    return Compression(name, extension, lambda data: compress(data, number))
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """A compression with its levels, as the host has them, by the packages that it depends on."""
+
+    load: Callable[[], Callable[..., bytes]]
+    levels: range = range(0)
+    default: int = 0
+
+
+def _brotli() -> Callable[..., bytes]:
+    import brotli  # noqa: PLC0415 - for who asks
+
+    return lambda data, level: brotli.compress(data, quality=level)
+
+
+def _snappy() -> Callable[..., bytes]:
+    import snappy  # noqa: PLC0415 - for who asks
+
+    return snappy.compress
+
+
+def _zstd() -> Callable[..., bytes]:
+    import zstd  # noqa: PLC0415 - for who asks
+
+    return zstd.compress
+
+
+_FAMILIES = {
+    "br": _Family(_brotli, range(12), 11),
+    "bz2": _Family(lambda: bz2.compress, range(1, 10), 9),
+    "gz": _Family(lambda: gzip.compress, range(10), 9),
+    "snappy": _Family(_snappy),
+    "zstd": _Family(_zstd, range(1, 23), 3),
+}
 
 
 def check_hashes(names: list[str]) -> list[str]:
@@ -63,5 +112,13 @@ def file_hashes(content: bytes, names: tuple[str, ...]) -> dict[str, str]:
     return {name: _hasher(name)(content).hexdigest() for name in names}
 
 
-def _hasher(name: str) -> Callable[[bytes], hashlib._Hash]:
+def pieces_hash(pieces: Iterable[bytes], name: str) -> str:
+    """The hex digest of content that comes in pieces."""
+    hasher = _hasher(name)()
+    for piece in pieces:
+        hasher.update(piece)
+    return hasher.hexdigest()
+
+
+def _hasher(name: str) -> Callable[..., hashlib._Hash]:
     return getattr(xxhash if name in xxhash.algorithms_available else hashlib, name)

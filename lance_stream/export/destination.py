@@ -5,14 +5,23 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lance_stream.export.plan import Found
 
-__all__ = ["PLAN_NAME", "Destination", "parse_mapping", "record_name", "record_shard"]
+__all__ = [
+    "PIECE_BYTES",
+    "PLAN_NAME",
+    "Destination",
+    "parse_mapping",
+    "record_name",
+    "record_shard",
+]
 
 PLAN_NAME = "plan.json"
+# Of a file that is read again.
+PIECE_BYTES = 16 << 20
 _RECORD = re.compile(r"([0-9]{8,})\.json")
 
 
@@ -69,6 +78,10 @@ class Destination(ABC):
     @abstractmethod
     def records(self) -> dict[int, Any]:
         """What was recorded of finished shards."""
+
+    @abstractmethod
+    def pieces(self, name: str) -> Iterator[bytes]:
+        """Content of a published file; FileNotFoundError if it is not there."""
 
     @abstractmethod
     def temporary_path(self, name: str) -> str:

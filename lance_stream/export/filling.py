@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from lance_stream.errors import PlanError
+from lance_stream.export.compression import pieces_hash
 from lance_stream.export.destination import Destination
-from lance_stream.export.plan import ExportPlan, finished_shards, require_ours
+from lance_stream.export.plan import ExportPlan, finished_shards, require_ours, stored_hash
 from lance_stream.offline.parallel import in_parallel
+from lance_stream.planning.checksum import is_hash
 
 __all__ = ["Progress", "fill"]
+
+logger = logging.getLogger(__name__)
 
 Entry = dict[str, Any]
 """What the index says of a shard."""
@@ -54,7 +59,9 @@ def fill(
     has_index = require_ours(found, plan, destination.name)
     if found.state is None:
         destination.begin(plan.identity())
-    entries = finished_shards(plan, destination.records(), found)
+    records = destination.records()
+    entries = finished_shards(plan, records, found)
+    _drop_damaged(destination, plan, entries, records, workers, stop)
     kept, num_rows = len(entries), plan.index.num_rows
     progress(sum(entry["samples"] for entry in entries.values()), num_rows)
     todo = [shard for shard in range(plan.index.num_shards) if shard not in entries]
@@ -70,6 +77,34 @@ def fill(
     destination.clean_up()
     _require_complete(destination, plan)
     return entries, kept
+
+
+def _drop_damaged(
+    destination: Destination,
+    plan: ExportPlan,
+    entries: dict[int, Entry],
+    records: Mapping[int, Any],
+    workers: int,
+    stop: threading.Event,
+) -> None:
+    """Forget finished shards whose files are not what they were, as far as a hash is known."""
+    known = {shard: stored_hash(entry, records.get(shard)) for shard, entry in entries.items()}
+
+    def is_right(shard: int) -> bool:
+        name, digest = known[shard] or ("", "")
+        try:
+            pieces = destination.pieces(plan.stored_name(shard))
+            return pieces_hash(pieces, name) == digest
+        except FileNotFoundError:
+            return False
+
+    todo = [shard for shard, one in known.items() if one is not None and is_hash(one[0])]
+    with contextlib.closing(in_parallel(is_right, todo, workers, stop)) as results:
+        for shard, right in results:
+            if not right:
+                name = plan.stored_name(shard)
+                logger.warning("%s: %s is damaged; writing it again", destination.name, name)
+                del entries[shard]
 
 
 def _require_files(destination: Destination, plan: ExportPlan, entries: Mapping[int, Any]) -> None:

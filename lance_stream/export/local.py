@@ -7,11 +7,12 @@ import fcntl
 import itertools
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lance_stream.errors import CacheInUseError
 from lance_stream.export.destination import (
+    PIECE_BYTES,
     PLAN_NAME,
     Destination,
     parse_mapping,
@@ -94,6 +95,13 @@ class LocalDestination(Destination):
             if shard is not None:
                 found[shard] = self._read(os.path.join(STATE_NAME, name))
         return found
+
+    def pieces(self, name: str) -> Iterator[bytes]:
+        """Read the file; a regular one, and nothing that it links to."""
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with open(os.open(os.path.join(self.name, name), flags), "rb") as file:
+            while piece := file.read(PIECE_BYTES):
+                yield piece
 
     def temporary_path(self, name: str) -> str:
         """Beside the file to be, so that it can be renamed."""

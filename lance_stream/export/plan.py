@@ -20,6 +20,7 @@ from lance_stream.shards.mds_columns import mds_columns, mds_unsupported
 from lance_stream.shards.mds_limits import check_mds_sizes
 
 __all__ = [
+    "CHECK_KEY",
     "INDEX_NAME",
     "STATE_NAME",
     "ExportPlan",
@@ -28,6 +29,7 @@ __all__ = [
     "finished_shards",
     "make_plan",
     "require_ours",
+    "stored_hash",
 ]
 
 INDEX_NAME = "index.json"
@@ -36,6 +38,8 @@ STATE_NAME = ".lance_stream_export"
 _KEY = "lance_stream"
 # Raised when an older export could not be continued.
 _EXPORT_FORMAT = 1
+# Of a record: hash of the stored file, by its name.
+CHECK_KEY = "check"
 # Not somebody's data: the root of a file system.
 _NO_DATA = frozenset({"lost+found"})
 
@@ -233,8 +237,29 @@ def finished_shards(
         What the index says of each finished shard.
     """
     told = dict(enumerate((found.index or {}).get("shards", ())))
-    told.update(records)
+    told.update({shard: _without_check(record) for shard, record in records.items()})
     return {shard: told[shard] for shard in sorted(told) if _is_finished(plan, shard, told, found)}
+
+
+def _without_check(record: Any) -> Any:
+    if not isinstance(record, Mapping):
+        return record
+    return {key: value for key, value in record.items() if key != CHECK_KEY}
+
+
+def stored_hash(entry: Mapping[str, Any], record: Any) -> tuple[str, str] | None:
+    """Name and hex digest of a hash of the stored file, as far as one is known.
+
+    Args:
+        entry: What the index says of the shard.
+        record: What was recorded of it when it was finished, or None.
+    """
+    known: Any = record.get(CHECK_KEY) if isinstance(record, Mapping) else None
+    if not known:
+        known = (entry["zip_data"] or entry["raw_data"])["hashes"]
+    if not isinstance(known, Mapping):
+        return None
+    return next(((str(name), str(digest)) for name, digest in known.items()), None)
 
 
 def _is_finished(plan: ExportPlan, shard: int, told: Mapping[int, Any], found: Found) -> bool:

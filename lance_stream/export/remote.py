@@ -8,11 +8,12 @@ import json
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from lance_stream.errors import PlanError
 from lance_stream.export.destination import (
+    PIECE_BYTES,
     PLAN_NAME,
     Destination,
     parse_mapping,
@@ -99,6 +100,25 @@ class RemoteDestination(Destination):
         return {
             shard: parse_mapping(found[path]) for path, shard in paths.items() if path in found
         }
+
+    def pieces(self, name: str) -> Iterator[bytes]:
+        """Download the file."""
+        path = f"{self._root}/{name}"
+        start, more = 0, True
+        while more:
+
+            def read(start: int = start) -> bytes | None:
+                try:
+                    return self._files.cat_file(path, start=start, end=start + PIECE_BYTES)
+                except FileNotFoundError:
+                    return None
+
+            piece = self._ask(read, f"reading {name}", PIECE_BYTES / _SLOWEST_BYTES_PER_S)
+            if piece is None:
+                raise FileNotFoundError(path)
+            yield bytes(piece)
+            start += len(piece)
+            more = len(piece) == PIECE_BYTES
 
     def temporary_path(self, name: str) -> str:
         """In a folder of the user in the temporary directory."""

@@ -9,9 +9,14 @@ from typing import Any
 import pyarrow as pa
 
 from lance_stream.errors import LanceStreamError, PlanError
-from lance_stream.export.compression import Compression, file_hashes
-from lance_stream.export.destination import Destination
-from lance_stream.export.plan import ExportPlan, FileFacts
+from lance_stream.export.compression import (
+    CHECK_HASH,
+    Compression,
+    file_hashes,
+    pieces_hash,
+)
+from lance_stream.export.destination import PIECE_BYTES, Destination
+from lance_stream.export.plan import CHECK_KEY, ExportPlan, FileFacts
 from lance_stream.offline.attempts import Policy
 from lance_stream.offline.tables import read_shard, shard_subject
 from lance_stream.service.fetching import Fetcher, StreamSource
@@ -64,12 +69,14 @@ class ShardExport:
         path = self._destination.temporary_path(name)
         try:
             entry = self._plan.entry(shard, *self._write(shard, table, path))
+            with open(path, "rb") as file:
+                check = pieces_hash(iter(lambda: file.read(PIECE_BYTES), b""), CHECK_HASH)
             self._destination.publish(path, name)
         except BaseException:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
             raise
-        self._destination.record(shard, entry)
+        self._destination.record(shard, {**entry, CHECK_KEY: {CHECK_HASH: check}})
         return entry
 
     def _write(self, shard: int, table: pa.Table, path: str) -> tuple[FileFacts, FileFacts | None]:

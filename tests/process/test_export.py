@@ -546,3 +546,14 @@ def _on_a_terminal(uri: str, out: Path, *more: str) -> str:
     os.close(ours)
     assert done.returncode == 0
     return written.decode()
+
+
+def test_a_flipped_bit_is_found_by_its_hash(table_100: str, out: Path) -> None:
+    arguments = ("--shard-rows", 10, "--hashes", "sha1", "--compression", "zstd", "--json")
+    export(table_100, out, *arguments).check()
+    path = out / "shard.00003.mds.zstd"
+    right = path.read_bytes()
+    path.write_bytes(right[:-1] + bytes([right[-1] ^ 1]))
+    result = export(table_100, out, *arguments)
+    assert result.json()["kept_shards"] == 9
+    assert path.read_bytes() == right

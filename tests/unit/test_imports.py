@@ -69,13 +69,18 @@ OTHERS: dict[str, set[str]] = {
     "service": {"msgspec", "numpy", "psutil", "pyarrow"},
     "host": {"filelock", "msgspec", "numpy", "pyarrow", "streaming", "torch", "tqdm"},
     "offline": {"fsspec", "msgspec", "numpy", "pyarrow", "ray"},
-    "export": {"fsspec", "numpy", "pyarrow", "streaming", "xxhash"},
+    "export": {"brotli", "fsspec", "numpy", "pyarrow", "snappy", "xxhash", "zstd"},
     "cli": {"click", "rich"},
     "__init__": set(),
 }
 
 # Imported inside of functions, by who has loaded them anyway or must wait for them.
-LAZY = {("shards.values", "torch"), ("export.compression", "streaming")}
+LAZY = {
+    ("shards.values", "torch"),
+    ("export.compression", "brotli"),
+    ("export.compression", "snappy"),
+    ("export.compression", "zstd"),
+}
 
 # What runs in trainers and workers too, and so must not lead to lance.
 TRAINER_SIDE = {
@@ -355,6 +360,17 @@ def test_the_download_process_loads_no_torch(loaded: Callable[..., dict]) -> Non
     assert "lance" in found
     assert not found & (HEAVY - {"lance"})
     assert not found & {"pandas", "matplotlib", "tqdm"}
+
+
+def test_no_compression_loads_the_host(run_python: Callable[..., str]) -> None:
+    script = """
+import sys
+from lance_stream.export.run import load_compression
+for name in ("br", "bz2", "gz", "snappy", "zstd"):
+    load_compression(name).compress(b"x")
+print(sorted({"streaming", "torch", "transformers"} & set(sys.modules)))
+"""
+    assert run_python(script) == "[]\n"
 
 
 def test_the_daemon_loads_nothing_heavy_before_it_forks(loaded: Callable[..., dict]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from lance_stream.export.compression import file_hashes
 from lance_stream.export.destination import Destination
 from lance_stream.export.plan import ExportPlan, FileFacts, make_plan
 from lance_stream.planning.index import ShardIndex
@@ -53,7 +54,7 @@ def content(shard: int) -> bytes:
 
 
 def entry(plan: ExportPlan, shard: int) -> dict[str, Any]:
-    facts = FileFacts(len(content(shard)), {})
+    facts = FileFacts(len(content(shard)), file_hashes(content(shard), plan.hashes))
     return plan.entry(shard, facts, facts if plan.compression else None)
 
 
@@ -66,7 +67,8 @@ def writer(destination: Destination, plan: ExportPlan) -> Callable[[int], dict[s
         with open(path, "wb") as file:
             file.write(content(shard))
         destination.publish(path, name)
-        destination.record(shard, entry(plan, shard))
+        check = {"check": file_hashes(content(shard), ("xxh3_64",))}
+        destination.record(shard, {**entry(plan, shard), **check})
         return entry(plan, shard)
 
     return run

@@ -184,6 +184,44 @@ def test_an_interrupt_while_progress_is_shown(tmp_path: Path) -> None:
     destination.release()
 
 
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[3] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_damaged_shard_of_a_finished_export_is_written_again(tmp_path: Path) -> None:
+    """One that has a hash in the index."""
+    plan, out = export_plan(hashes=("sha1", "xxh64")), tmp_path / "out"
+    fill_here(LocalDestination(str(out)), plan, 2)
+    for number in (0, 2):
+        _flip(out / f"shard.{number:05}.mds")
+    written: list[int] = []
+    destination = LocalDestination(str(out))
+    inner = writer(destination, plan)
+
+    def run(shard: int) -> dict[str, Any]:
+        written.append(shard)
+        return inner(shard)
+
+    entries, kept = fill_here(destination, plan, run=run)
+    assert (sorted(entries), kept, written) == ([0, 1, 2], 1, [0, 2])
+    assert_complete(out, plan)
+    assert fill_here(LocalDestination(str(out)), plan)[1] == 3
+
+
+def test_a_damaged_shard_of_an_unfinished_export_is_written_again(tmp_path: Path) -> None:
+    """Whatever hashes were asked for: its record has one."""
+    plan, out = export_plan(), tmp_path / "out"
+    killed = Crashing(str(out), 13)
+    with pytest.raises(Crash):
+        fill_here(killed, plan)
+    assert len(killed.records()) == 2
+    _flip(out / "shard.00001.mds")
+    assert fill_here(LocalDestination(str(out)), plan)[1] == 1
+    assert_complete(out, plan)
+
+
 def test_a_file_that_vanished_meanwhile(tmp_path: Path) -> None:
     plan, out = export_plan(), tmp_path / "out"
     destination = LocalDestination(str(out))

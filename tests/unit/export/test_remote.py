@@ -46,6 +46,16 @@ def put(to: RemoteDestination, name: str, text: str) -> None:
     assert not Path(path).exists()
 
 
+def test_a_published_file_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lance_stream.export.remote.PIECE_BYTES", 4)
+    to = destination()
+    for text in ("", "abc", "abcd", "abcdefghi"):
+        put(to, "file", text)
+        assert b"".join(to.pieces("file")) == text.encode()
+    with pytest.raises(FileNotFoundError):
+        list(to.pieces("gone"))
+
+
 def test_an_export_from_beginning_to_end(store: Any) -> None:
     to = destination()
     assert to.look() == Found({}, None, None)
