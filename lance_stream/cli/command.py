@@ -12,14 +12,17 @@ from typing import Any
 
 import click
 
+from lance_stream.cli.wording import as_options
 from lance_stream.errors import LanceStreamError
 from lance_stream.source.location import redact
 
 __all__ = [
     "FAILED",
     "INTERRUPTED",
+    "TERMINATED",
     "WRONG_ARGUMENTS",
     "Command",
+    "TerminatedError",
     "option",
     "paragraph",
     "positive",
@@ -28,7 +31,12 @@ __all__ = [
     "subset",
 ]
 
-FAILED, WRONG_ARGUMENTS, INTERRUPTED = 1, 2, 130
+FAILED, WRONG_ARGUMENTS, INTERRUPTED, TERMINATED = 1, 2, 130, 143
+
+
+class TerminatedError(KeyboardInterrupt):
+    """SIGTERM came: what Ctrl-C would clean up is cleaned up."""
+
 
 _WIDTH = 88
 _OTHER = "Options"
@@ -52,11 +60,13 @@ class Command(click.Command):
             return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit):
             raise
+        except TerminatedError:
+            status, told = TERMINATED, "terminated"
         except (KeyboardInterrupt, click.Abort):
             status, told = INTERRUPTED, "interrupted"
         except LanceStreamError as error:
             # What follows the first line is for logs: the traceback of a user's function.
-            status, told = FAILED, str(error).partition("\n")[0]
+            status, told = FAILED, as_options(str(error).partition("\n")[0])
             _show(error, debug=debug)
         except BrokenPipeError:
             # Whoever read the output has seen enough. Python would complain again at its end.

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import pkgutil
+import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import click
 
 from lance_stream import __version__
 from lance_stream.cli import commands
-from lance_stream.cli.command import FAILED, INTERRUPTED, WRONG_ARGUMENTS, paragraph
+from lance_stream.cli.command import (
+    FAILED,
+    INTERRUPTED,
+    TERMINATED,
+    WRONG_ARGUMENTS,
+    TerminatedError,
+    paragraph,
+)
 
 __all__ = ["main"]
 
@@ -38,15 +47,36 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments without the program's name; default those of the process.
 
     Returns:
-        The exit status: 0 only for success, 2 for wrong arguments, 130 after Ctrl-C.
+        The exit status: 0 only for success, 2 for wrong arguments, 130 after Ctrl-C, 143 after
+        SIGTERM.
     """
-    status = _run(None if argv is None else list(argv))
+    with _terminable():
+        status = _run(None if argv is None else list(argv))
     if any(_holds_the_process(thread) for thread in threading.enumerate()):
         # A hung read is in a daemon thread, deep in native code, which does not end well.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
     return status
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Have the first SIGTERM end the command as Ctrl-C does; a second one kills it."""
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def end(_number: int, _frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        raise TerminatedError
+
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _run(argv: list[str] | None) -> int:
@@ -66,6 +96,8 @@ def _run(argv: list[str] | None) -> int:
     except click.ClickException as error:
         sys.stderr.write(f"lance-stream: {paragraph(error.format_message())}\n")
         return FAILED
+    except TerminatedError:
+        return TERMINATED
     except click.Abort:
         return INTERRUPTED
 

@@ -134,7 +134,10 @@ def run_export(request: Request, progress: Progress, news: News = no_news) -> Su
 
 def _destination(request: Request, policy: Policy) -> Destination:
     scheme = _SCHEME.match(request.out)
-    if scheme and scheme.group(1).lower() != "file":
+    if scheme and scheme.group(1).lower() == "memory":
+        msg = f"--out {request.out} would be lost when this process ends: choose another place"
+        raise PlanError(msg)
+    if scheme and scheme.group(1).lower() not in ("file", "local"):
         parts = urlsplit(request.out)
         if parts.password or parts.query:
             msg = (

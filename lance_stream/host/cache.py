@@ -43,7 +43,7 @@ from lance_stream.shards.ledger import Ledger
 from lance_stream.shards.names import ShardNames
 from lance_stream.shards.shard_file import OpenShard, open_shard, overhead_row_bytes
 from lance_stream.telemetry.board import Board, take_over
-from lance_stream.telemetry.stats import WAITED_NS, WORKER_NAMES
+from lance_stream.telemetry.stats import DAMAGED, FAILED, WAITED_NS, WORKER_NAMES
 
 __all__ = ["CacheAddress", "StreamCache"]
 
@@ -358,7 +358,9 @@ class StreamCache:
                 raise ShardUnavailableError(msg) from error
             except ShardCorruptError as error:
                 corrupt += 1
-                if corrupt >= _MAX_CORRUPT:
+                again = corrupt < _MAX_CORRUPT
+                self.begin_board().numbers[DAMAGED if again else FAILED] += 1
+                if not again:
                     msg = f"{self.subject(shard)}: fetched again and damaged again: {error}"
                     raise ShardUnavailableError(msg) from error
                 logger.warning("%s; fetching it again", error)

@@ -12,7 +12,7 @@ among floats or arrays of two dtypes, and transposes lists and dicts. Here the r
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -98,6 +98,8 @@ def collate(samples: Sequence[Any]) -> Any:
             "collate takes a list of samples, got one sample or a whole batch, a dict; leave out"
             " collate_fn where the DataLoader has batch_size=None"
         )
+    if not isinstance(samples, Iterable) or not isinstance(samples, Sized):
+        raise PlanError(f"collate takes a list of samples, got a {type(samples).__name__}")
     if not len(samples):
         raise PlanError("collate takes a list of samples, got none")
     first, kind = samples[0], _kind(samples[0])

@@ -12,6 +12,7 @@ from lance_stream.errors import PlanError, VersionNotFoundError
 from lance_stream.host.settling import job_endpoint
 from lance_stream.planning.index import ShardIndex
 from lance_stream.service.client import plan
+from lance_stream.service.directory import default_directories
 from lance_stream.service.holds import Lease
 from lance_stream.service.messages import Planning
 from lance_stream.service.wanted import Wanted, load_index
@@ -156,6 +157,7 @@ def obtain_index(
     timeout_s: float,
     attempts: int,
     shared_cache: tuple[str, ...],
+    local: str | None = None,
 ) -> ShardIndex:
     """The index of a stream: planned, or the given one if it is of the table.
 
@@ -165,6 +167,7 @@ def obtain_index(
         timeout_s: Seconds without progress before an attempt is given up.
         attempts: At least 1.
         shared_cache: URLs, of which wrong ones are refused.
+        local: Cache directory that was given, or None for the default ones.
 
     Raises:
         LanceStreamError: The table cannot be streamed so, or the index is of something else.
@@ -179,7 +182,10 @@ def obtain_index(
         attempts=attempts,
         identity=None if index is None else index.identity,
     )
-    request = msgspec.structs.replace(request, shared_cache=shared_cache)
+    known = ()
+    if wanted.selection.transform is not None:
+        known = default_directories() if local is None else (local,)
+    request = msgspec.structs.replace(request, shared_cache=shared_cache, learn_from=known)
     try:
         made = plan(job_endpoint(), request) or index
     except VersionNotFoundError as error:

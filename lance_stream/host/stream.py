@@ -36,7 +36,7 @@ from lance_stream.host.starting import start_safely
 from lance_stream.host.watch import watch_caller
 from lance_stream.planning.index import ShardIndex
 from lance_stream.processes import this_process
-from lance_stream.service.arguments import check_hash, check_outside
+from lance_stream.service.arguments import check_bool, check_hash, check_outside
 from lance_stream.service.holds import PinnedVersion
 from lance_stream.service.messages import Pin, Window
 from lance_stream.service.wanted import Wanted
@@ -101,10 +101,13 @@ class LanceStream(Stream):
             looked for there before Lance is asked, and put there after.
         with_row_id: Add ``_rowid`` to each sample, to find it again in the table.
         transform: ``"package.module:function"`` from one ``pyarrow.RecordBatch`` to another of as
-            many rows, called once per shard in the download process; its result is cached.
+            many rows, called once per shard in the download process; its result is cached. To
+            learn its columns and the size of rows, building a dataset calls it up to twice on
+            512 rows or fewer, unless the cache directory has an index of the same rows.
         transform_version: Part of what names the cache: change it when the function changes.
         zero_copy: Arrays are read-only views of the cached file instead of copies. An array that
-            is kept keeps its file's disk space.
+            is kept keeps its file's disk space. Lists of bool, and arrays from MDS shards, are
+            copies all the same, but read-only.
         proportion: As in ``streaming.Stream``.
         repeat: As in ``streaming.Stream``.
         choose: As in ``streaming.Stream``.
@@ -208,7 +211,7 @@ class LanceStream(Stream):
         self._pin = bool(pin)
         self._shared_cache = () if shared_cache is None else checked_urls(shared_cache)
         self._pinned: PinnedVersion | None = None
-        self._zero_copy = bool(zero_copy)
+        self._zero_copy = check_bool(zero_copy, "zero_copy")
         self._complained = False
         self._cache: StreamCache | None = None
         self._finalizer: weakref.finalize[..., LanceStream] | None = None
@@ -327,7 +330,7 @@ class LanceStream(Stream):
         ranks.require_equal({**self._arguments(), **order_of(dataset)})
         if self._wanted.window is not None:
             release_dead(ranks)
-        local = self._given_local and os.path.join(self._given_local, self.split)
+        local = self._local_directory()
         with marked(ranks, local) as mark:
             settled = self._agree(ranks, local, mark)
         self._attach(settled, leads=ranks.is_local_leader)
@@ -452,7 +455,12 @@ class LanceStream(Stream):
             timeout_s=self._timeout_s(),
             attempts=self._attempts(),
             shared_cache=self._shared_cache,
+            local=self._local_directory(),
         )
+
+    def _local_directory(self) -> str | None:
+        """The cache directory that was given; None for a default one."""
+        return self._given_local and os.path.join(self._given_local, self.split)
 
     def _hold_version(self, index: ShardIndex) -> None:
         """On rank 0: pin the version that was agreed on."""

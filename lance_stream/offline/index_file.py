@@ -52,7 +52,10 @@ class IndexFile:
         Raises:
             PlanError: It is neither, or its directory is not there.
         """
-        if not _SCHEME.match(out) or out.startswith("file://"):
+        scheme = out.partition("://")[0].lower() if _SCHEME.match(out) else "file"
+        if scheme == "memory":
+            raise PlanError(f"--out {out} would be lost when this process ends: choose another")
+        if scheme in ("file", "local"):
             if options:
                 raise PlanError(f"--out-option is for a URL, and --out {out} is a file")
             path = unquote(urlsplit(out).path) if "://" in out else os.path.expanduser(out)

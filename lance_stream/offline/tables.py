@@ -11,6 +11,7 @@ from lance_stream.errors import (
     LanceStreamError,
     PlanError,
     SourceUnavailableError,
+    TransformError,
     VersionNotFoundError,
     error_from_name,
 )
@@ -127,13 +128,23 @@ def plan_table(
         LanceStreamError: With words for the user.
         StoppedError: Nothing is wanted any more.
     """
-    pulse = Pulse()
+    pulse, doing = Pulse(), ""
 
     def told(what: str, done: int, total: int) -> None:
+        nonlocal doing
+        doing = what
         pulse.beat()
         news(what, done, total)
 
-    return attempt_table(lambda: fetcher.plan(request, told), request.uri, policy, pulse)
+    try:
+        return attempt_table(lambda: fetcher.plan(request, told), request.uri, policy, pulse)
+    except SourceUnavailableError as error:
+        if "transform=" not in doing or not isinstance(error.__cause__, CallFailedError):
+            raise
+        msg = (
+            f"planning {redact(request.uri)}: {doing}: {error.__cause__}; raise --download-timeout"
+        )
+        raise TransformError(msg) from error
 
 
 def attempt_table(

@@ -15,6 +15,7 @@ from lance_stream.shards.shard_file import FORMATS
 from lance_stream.source.location import is_object_store
 
 __all__ = [
+    "check_bool",
     "check_cache_format",
     "check_columns",
     "check_filter",
@@ -109,6 +110,13 @@ def check_filter(predicate: str | None) -> str | None:
         )
         raise PlanError(msg)
     return predicate
+
+
+def check_bool(value: bool, argument: str) -> bool:
+    """True or False; PlanError for anything else, which may mean the opposite of its truth."""
+    if not isinstance(value, bool):
+        raise PlanError(f"{argument}={value!r} must be True or False")
+    return value
 
 
 def check_limit(limit: int | None) -> int | None:

@@ -22,6 +22,7 @@ __all__ = [
     "claim_default_directory",
     "claim_directory",
     "claim_if_free",
+    "default_directories",
     "default_root",
     "join_directory",
     "make_default_root",
@@ -116,6 +117,18 @@ def default_root() -> str:
     return os.environ.get("LANCE_STREAM_CACHE_DIR") or os.path.join(
         tempfile.gettempdir(), f"lance-stream-{os.getuid()}", "cache"
     )
+
+
+def default_directories() -> tuple[str, ...]:
+    """The default cache directories of the user that are there."""
+    root = default_root()
+    try:
+        if os.stat(root).st_uid != os.getuid():
+            return ()
+        with os.scandir(root) as entries:
+            return tuple(sorted(e.path for e in entries if e.is_dir(follow_symlinks=False)))
+    except OSError:
+        return ()
 
 
 def claim_default_directory(

@@ -485,6 +485,7 @@ def _order(request: Plan) -> Order:
         cache_format=request.cache_format,
         search_path=request.search_path,
         partial_path=request.partial_path,
+        learn_from=request.learn_from,
     )
 
 
@@ -495,7 +496,10 @@ def _mismatch(table: pa.Table, num_rows: int, index: ShardIndex) -> Failure:
         found += f" of {describe_schema(table.schema)}"
         wanted += f" of {describe_schema(index.schema)}"
     if index.selection.transform is not None:
-        text = f"it gave {found}, and {wanted} when the stream was planned; cast its columns"
+        text = (
+            f"it gave {found}, and {wanted} when the stream was planned; cast its columns, and "
+            "change transform_version if the function has changed"
+        )
         return Failure(FailureKind.TRANSFORM, text, retryable=False)
     text = f"the table gave {found}, the index says {wanted}"
     return Failure(FailureKind.BROKEN, text, retryable=False)

@@ -26,6 +26,7 @@ from lance_stream.planning.selection import Selection, shown
 from lance_stream.planning.sizing import RowSize, estimate_row_size, rows_per_shard
 from lance_stream.planning.subset import in_subset, is_hashable, places
 from lance_stream.planning.types import describe_schema, sample_schema, sample_table
+from lance_stream.service.learned import learned
 from lance_stream.service.transform import TransformFailedError, transformed
 from lance_stream.shards.mds_format import mds_encodings
 from lance_stream.shards.mds_limits import check_mds_nulls, check_mds_sizes
@@ -74,6 +75,7 @@ class Order:
         cache_format: Format that the shards will have: not all can hold everything.
         search_path: Folders where a transform is found.
         partial_path: File that keeps the progress of a long scan, for a later run; or None.
+        learn_from: Cache directories, where an earlier index may lie.
     """
 
     selection: Selection
@@ -84,6 +86,7 @@ class Order:
     cache_format: str = "arrow"
     search_path: tuple[str, ...] = ()
     partial_path: str | None = None
+    learn_from: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +130,7 @@ def make_index(uri: str, table: Table, order: Order, where: str, news: News) -> 
     sample_schema(table.schema(selection), where)
     identity = table_identity(table.manifest())
     selected = select_rows(table, fragments, order, where, identity, news)
-    runs = [
-        finished(run, selection, order.search_path, where)
-        for run in table.sample(fragments, selected, selection)
-    ]
-    schema, size = common_schema(run.schema for run in runs), sampled_size(runs)
+    schema, size = _rows(table, uri, fragments, selected, order, where, identity, news)
     if order.exact:
         stops = _exact_stops(table, fragments, selected, order, size, news)
     else:
@@ -152,6 +151,50 @@ def make_index(uri: str, table: Table, order: Order, where: str, news: News) -> 
         shard_stops=stops,
         row_size=size,
     )
+
+
+def _rows(
+    table: Table,
+    uri: str,
+    fragments: FragmentRows,
+    selected: Selected,
+    order: Order,
+    where: str,
+    identity: str,
+    news: News,
+) -> tuple[pa.Schema, RowSize]:
+    """Schema and size of rows, by a sample; what a transform gives may be known."""
+    selection = order.selection
+    if selection.transform is not None:
+        known = learned(order.learn_from, uri, table.version, identity, selection)
+        if known is not None:
+            return known
+    runs = table.sample(fragments, selected, selection)
+    if selection.transform is None:
+        made = [finished(run, selection, order.search_path, where) for run in runs]
+    else:
+        # Called twice, on rows from both ends, to see whether types stay what they are.
+        half = (len(runs) + 1) // 2
+        made = [
+            part
+            for some in (runs[:half], runs[half:])
+            if some
+            for part in _transformed_runs(some, order, where, news)
+        ]
+    return common_schema(run.schema for run in made), sampled_size(made)
+
+
+def _transformed_runs(
+    runs: list[pa.Table], order: Order, where: str, news: News
+) -> list[pa.Table]:
+    """What one call of the transform makes of some runs, cut into them again."""
+    joined = pa.concat_tables(runs)
+    news(f"transform={order.selection.transform!r}", 0, joined.num_rows)
+    made, start, parts = finished(joined, order.selection, order.search_path, where), 0, []
+    for run in runs:
+        parts.append(made.slice(start, run.num_rows))
+        start += run.num_rows
+    return parts
 
 
 def check_format(table: Table, order: Order, where: str, news: News) -> None:
@@ -386,6 +429,9 @@ def _exact_stops(
         news("measuring rows", start, selected.count)
         rows = selected.rows(RowRange(start, min(start + step, selected.count)))
         for batch in table.batches(fragments, rows, order.selection, size.mean_bytes):
+            if order.selection.transform is not None:
+                what = f"measuring rows, transform={order.selection.transform!r}"
+                news(what, start, selected.count)
             read = pa.Table.from_batches([batch])
             for part in finished(read, order.selection, order.search_path, "").to_batches():
                 cut.add(row_bytes(part.columns))

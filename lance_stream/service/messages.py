@@ -124,6 +124,8 @@ class Plan(msgspec.Struct, frozen=True, tag=True):
     # Looked at for wrong urls only.
     shared_cache: tuple[str, ...] = ()
     window: Window | None = None
+    # Cache directories, where an earlier index tells what a transform gives.
+    learn_from: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return _without_urls(self)

@@ -91,7 +91,18 @@ class Plans:
             else:
                 answer(made(result))
 
+        doing, doing_since = "", time.monotonic()
+
         def too_late() -> None:
+            if "transform=" in doing:
+                text = (
+                    f"planning {uri}: {doing} was still running after "
+                    f"{time.monotonic() - doing_since:.1f} s, longer than "
+                    f"download_timeout={request.timeout_s:g} s: raise download_timeout"
+                )
+                answer(m.PlanFailed("TransformError", text))
+                self._retire(text)
+                return
             text = (
                 f"{uri} got no answer within download_timeout={request.timeout_s:g} s; "
                 "check endpoint and network, or raise download_timeout"
@@ -111,9 +122,12 @@ class Plans:
         told_at = 0.0
 
         def news(what: str, done: int, total: int) -> None:
-            nonlocal told_at
+            nonlocal told_at, doing, doing_since
             now = time.monotonic()
-            if now - told_at > _NEWS_EVERY_S:
+            is_new = what != doing
+            if is_new:
+                doing, doing_since = what, now
+            if is_new or now - told_at > _NEWS_EVERY_S:
                 told_at = now
                 loop.call_soon_threadsafe(goes_on, m.Planning(what, done, total))
 

@@ -61,7 +61,7 @@ def transformed(table: pa.Table, selection: Selection, search_path: tuple[str, .
     try:
         result = function(batches[0])
     except BaseException as error:  # also sys.exit, and panics of libraries in Rust
-        text = f"{called} raised {type(error).__name__}: {error}"
+        text = f"{called} raised {type(error).__name__}: {_words(error)}"
         raise TransformFailedError(text, _traceback(error)) from error
     if not isinstance(result, pa.RecordBatch):
         msg = f"{called} returned a {type(result).__name__}, not a pyarrow.RecordBatch"
@@ -78,6 +78,14 @@ def transformed(table: pa.Table, selection: Selection, search_path: tuple[str, .
         raise TransformFailedError(msg)
     made = pa.Table.from_batches([result])
     return made if row_ids is None else made.append_column(_ROW_ID, row_ids)
+
+
+def _words(error: BaseException) -> str:
+    """What an exception says; a class of the user's may fail at that as well."""
+    try:
+        return str(error)
+    except BaseException as second:  # noqa: BLE001
+        return f"(its __str__ raised {type(second).__name__})"
 
 
 def _traceback(error: BaseException) -> str:

@@ -14,6 +14,7 @@ from lance_stream.planning.layout import Layout, shard_stops
 from lance_stream.planning.selection import Selection, shown
 from lance_stream.planning.sizing import parse_bytes
 from lance_stream.service.arguments import (
+    check_bool,
     check_cache_format,
     check_columns,
     check_filter,
@@ -93,6 +94,7 @@ class Wanted:
         """
         uri = absolute_uri(remote)
         names = check_columns(columns)
+        check_bool(with_row_id, "with_row_id")
         if with_row_id and any(name == "_rowid" for name, _ in names or ()):
             raise PlanError("columns names '_rowid', which with_row_id=True adds: leave one out")
         function, function_version = check_transform(transform, transform_version)

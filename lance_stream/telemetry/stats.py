@@ -12,7 +12,9 @@ from typing import Any
 from lance_stream.telemetry.board import Reading
 
 __all__ = [
+    "DAMAGED",
     "EPOCHS",
+    "FAILED",
     "ROWS",
     "SERVER_NAMES",
     "WAITED_NS",
@@ -23,8 +25,8 @@ __all__ = [
     "prometheus",
 ]
 
-WORKER_NAMES = ("rows", "waited_ns", "epochs")
-ROWS, WAITED_NS, EPOCHS = range(3)
+WORKER_NAMES = ("rows", "waited_ns", "epochs", "damaged", "failed")
+ROWS, WAITED_NS, EPOCHS, DAMAGED, FAILED = range(5)
 SERVER_NAMES = (
     "requested",
     "in_cache",
@@ -84,8 +86,9 @@ class StreamStats:
         tier_seconds: Time it took, summed over concurrent fetches.
         lance_bytes: Bytes of the latter.
         lance_seconds: Time it took, summed over concurrent fetches.
-        retries: Attempts that failed and were followed by another.
-        failures: Shards that could not be had.
+        retries: Attempts that failed and were followed by another; and damaged files in the
+            cache that were dropped and fetched again.
+        failures: Shards that could not be had, or were damaged again when fetched again.
         queue_depth: Shards that wait to be fetched, now.
         in_flight: Shards that are being fetched, now.
         workers: Each process that reads.
@@ -198,6 +201,8 @@ def add_up(
     totals = dict.fromkeys(SERVER_NAMES, 0)
     for reading, row_bytes in boards:
         labels, numbers = reading.labels, reading.numbers
+        totals["retries"] += numbers.get("damaged", 0)
+        totals["failures"] += numbers.get("failed", 0)
         if labels.get("role") == "server":
             for name in SERVER_NAMES:
                 totals[name] += numbers.get(name, 0)

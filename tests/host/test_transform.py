@@ -127,6 +127,90 @@ def test_a_shard_is_transformed_once(
     assert run_forked(run) == [15, 0]
 
 
+def _built(uri: str, **stream: Any) -> list[Any]:
+    data = dataset(uri, **stream)
+    found = [data.streams[0].fingerprint, len(data.streams[0].index.shards)]
+    del data
+    return found
+
+
+@pytest.mark.parametrize("where", ["local", "default"])
+def test_building_calls_it_twice_and_not_again(
+    table_5000: str, module: Callable[[str], str], tmp_path: Path, where: str
+) -> None:
+    """An index in the cache directory knows what it gives; in the same version only."""
+    function = f"{module(_DOUBLE)}:double"
+    stream: dict[str, Any] = {"transform": function, "shard_bytes": "64kb"}
+    if where == "local":
+        stream["local"] = str(tmp_path / "cache")
+
+    def run() -> list[Any]:
+        found, calls = [], []
+        for more in ({}, {}, {"shard_rows": 100}, {"transform_version": 2}):
+            before = len(_lines(tmp_path))
+            found.append(_built(table_5000, **stream, **more))
+            calls.append([int(line.split()[0]) for line in _lines(tmp_path)[before:]])
+        return [found, calls]
+
+    found, calls = run_forked(run)
+    assert found[0] == found[1]  # the same shards, whether it is known or not
+    assert found[0][1] == found[3][1] > 3
+    assert calls == [[256, 256], [], [], [256, 256]]
+
+
+def test_one_that_takes_longer_than_the_timeout(
+    table_100: str, module: Callable[[str], str], tmp_path: Path
+) -> None:
+    """It is named, not the store; with how long it ran, and what to do."""
+    name = module("""
+import time
+
+def slow(batch):
+    if os.path.exists(PATH):
+        time.sleep(60)
+    return batch
+""")
+    function = f"{name}:slow"
+    options = {"download_timeout": 1.5, "download_retry": 0}
+    message = _fail(table_100, function, tmp_path, 0, **options)
+    assert f"transform={function!r} was still running after 1." in message
+    assert "download_timeout is 1.5 s in all" in message
+    assert "raise download_timeout" in message
+    assert "store" not in message
+
+    (tmp_path / "file").touch()
+    with pytest.raises(TransformError, match=r"transform=.* was still running after 1\.\d s"):
+        dataset(table_100, transform=function, **options)
+
+
+def test_one_that_ends_the_process_is_a_suspect(
+    table_100: str, module: Callable[[str], str], tmp_path: Path
+) -> None:
+    name = module("""
+def exits(batch):
+    if os.path.exists(PATH):
+        os._exit(3)
+    return batch
+""")
+    message = _fail(table_100, f"{name}:exits", tmp_path, 0)
+    assert "died 3 times" in message
+    assert f"transform='{name}:exits' on them, which is the first suspect" in message
+
+
+def test_an_exception_that_says_nothing(table_100: str, module: Callable[[str], str]) -> None:
+    name = module("""
+class Mute(Exception):
+    def __str__(self):
+        raise ValueError("no words")
+
+def raises(batch):
+    raise Mute(batch)
+""")
+    with pytest.raises(TransformError, match=r"raised Mute: \(its __str__ raised ") as e:
+        dataset(table_100, transform=f"{name}:raises")
+    assert "in raises" in str(e.value)
+
+
 def test_another_function_or_version_is_another_cache(
     table_100: str, module: Callable[[str], str], tmp_path: Path
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 from streaming import StreamingDataset
 from streaming.base.hashing import get_hash
 
-from lance_stream import LanceStream
+from lance_stream import LanceStream, stats
 from lance_stream.errors import PlanError
 from tests.support.forked import run_forked
 from tests.support.streams import batches, cached_files, dataset, ids
@@ -121,3 +121,19 @@ def test_other_names_are_refused(table_100: str, name: str) -> None:
         LanceStream(table_100, validate_hash=name)
     with pytest.raises(PlanError, match=f"validate_hash='{name}' is not a hash"):
         StreamingDataset(streams=[LanceStream(table_100)], batch_size=4, validate_hash=name)
+
+
+def test_what_was_dropped_is_counted(table_100: str, tmp_path: Path) -> None:
+    """As a retry: the shard could be had."""
+    names = _fill(table_100, tmp_path)
+    for name in names[:3]:
+        path = tmp_path / name
+        path.write_bytes(path.read_bytes().replace(b"row ", b"r0w ", 1))
+
+    def run() -> list[int]:
+        data = dataset(table_100, shard_rows=25, local=str(tmp_path))
+        assert ids(batches(data, 0)) == list(range(100))
+        found = stats(data)
+        return [found.retries, found.failures, found.from_lance]
+
+    assert run_forked(run) == [3, 0, 3]

@@ -376,6 +376,16 @@ def test_interrupted(table_8000: str, out: Path, held: RunningScript) -> None:
     assert names(out) == shard_names(400)
 
 
+def test_terminated(out: Path, held: RunningScript) -> None:
+    """As by a job scheduler: cleaned up like after Ctrl-C, with a status of its own."""
+    held.kill_group(signal.SIGTERM)
+    held.kill_group(signal.SIGCONT)
+    assert refusal(held.wait(10), 143) == "lance-stream export: terminated\n"
+    assert len(records(out)) > 5
+    assert not [name for name in names(out) if name.startswith(".tmp-")]
+    assert not (out / "index.json").exists()
+
+
 def test_interrupted_before_it_began(table_8000: str, out: Path) -> None:
     script = start_export(table_8000, out)
     time.sleep(0.25)
@@ -557,3 +567,26 @@ def test_a_flipped_bit_is_found_by_its_hash(table_100: str, out: Path) -> None:
     result = export(table_100, out, *arguments)
     assert result.json()["kept_shards"] == 9
     assert path.read_bytes() == right
+
+
+def test_a_place_that_would_be_lost(table_100: str) -> None:
+    words = refusal(export(table_100, "memory://out"))
+    assert "--out memory://out would be lost when this process ends" in words
+
+
+def test_a_local_url_is_a_directory(table_100: str, out: Path) -> None:
+    """That is made, like one that is given by its path."""
+    export(table_100, f"local://{out}", "--shard-rows", 50).check()
+    assert names(out) == shard_names(2)
+
+
+def test_nulls_are_told_with_the_option_that_replaces_them(
+    tmp_path: Path, lance_process: Any
+) -> None:
+    table = pa.table({"i": pa.array([1, None])})
+    uri = lance_process.write(table)
+    words = refusal(export(uri, tmp_path / "out"))
+    assert "--columns 'i=coalesce(i, ...)'" in words
+    assert "columns={" not in words
+    columns = "i=coalesce(i, cast(7 as bigint))"
+    export(uri, tmp_path / "out", "--columns", columns).check()

@@ -710,3 +710,9 @@ def test_default_collate_transposes_lists_structs_and_maps() -> None:
     # Of maps, it drops the keys that the first one does not have.
     maps = default_collate([{"x": {"k": 1}}, {"x": {"k": 2, "l": 3}}])["x"]
     assert {name: part.tolist() for name, part in maps.items()} == {"k": [1, 2]}
+
+
+@pytest.mark.parametrize("samples", [None, 5, 1.5, object(), iter([{}])])
+def test_what_is_no_list_of_samples(samples: Any) -> None:
+    with pytest.raises(PlanError, match="collate takes a list of samples, got a "):
+        collate(samples)

@@ -6,9 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lance_stream import LanceStream
 from lance_stream.errors import PlanError
 from lance_stream.planning.layout import Layout
 from lance_stream.service.arguments import (
+    check_bool,
     check_columns,
     check_filter,
     check_layout,
@@ -184,3 +186,21 @@ def test_a_transform_is_named_as_text() -> None:
         check_transform("__main__:f", None)
     with pytest.raises(PlanError, match="without a transform"):
         check_transform(None, 1)
+
+
+@pytest.mark.parametrize("value", ["yes", "", 1, 0, None, [True]])
+def test_what_is_neither_true_nor_false_is_refused(value: Any) -> None:
+    with pytest.raises(PlanError, match=r"zero_copy=.* must be True or False"):
+        check_bool(value, "zero_copy")
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_true_and_false_are_taken(value: bool) -> None:
+    assert check_bool(value, "zero_copy") is value
+
+
+@pytest.mark.parametrize("argument", ["zero_copy", "with_row_id"])
+def test_a_stream_takes_nothing_else(argument: str) -> None:
+    given: Any = {argument: "yes"}
+    with pytest.raises(PlanError, match=f"{argument}='yes' must be True or False"):
+        LanceStream("/t.lance", **given)

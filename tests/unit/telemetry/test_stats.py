@@ -77,3 +77,11 @@ def test_prometheus() -> None:
     for line in lines:
         assert line.startswith("#") or line.split("{")[0] in names
     assert stats.to_prometheus().endswith("\n")
+
+
+def test_damaged_files_are_retries() -> None:
+    """And failures where they are damaged again; both are seen by who reads them."""
+    reader = Reading({"role": "worker", "pid": 3}, {"rows": 1, "damaged": 2, "failed": 1})
+    server = Reading({"role": "server"}, {"retries": 5, "failures": 1})
+    stats = add_up("u", 1, [(reader, 1.0), (server, 1.0)], [])
+    assert (stats.retries, stats.failures) == (7, 2)
