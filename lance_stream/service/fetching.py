@@ -524,7 +524,9 @@ def cache_failure(error: BaseException, directory: str, num_bytes: int) -> Failu
         message = f"{directory} has {free} bytes free, the shard needs about {num_bytes}"
         return Failure(failure.kind, f"{message}: {failure.message}", retryable=False)
     if isinstance(error, UnsupportedTypeError | PlanError):
-        return Failure(FailureKind.UNSUPPORTED, str(error), retryable=False)
+        # Arrow files hold all that a sample may be.
+        words = f'{error}; or use cache_format="arrow"'
+        return Failure(FailureKind.UNSUPPORTED, words, retryable=False)
     if isinstance(error, OSError):
         message = f"{directory}: {failure.message}"
         return Failure(FailureKind.CACHE_UNUSABLE, message, retryable=False)

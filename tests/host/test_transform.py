@@ -180,7 +180,8 @@ def slow(batch):
 
     (tmp_path / "file").touch()
     with pytest.raises(TransformError, match=r"transform=.* was still running after 1\.\d s"):
-        dataset(table_100, transform=function, **options)
+        # Another version of it, which no index knows.
+        dataset(table_100, transform=function, transform_version=2, **options)
 
 
 def test_one_that_ends_the_process_is_a_suspect(
