@@ -9,6 +9,8 @@ __all__ = ["Attempt", "PostponedError"]
 
 # Below that, what was planned too small does no harm.
 _TOLD_ABOVE = 2.0
+# The loop is never busy for long; if it has ended, nobody waits for the shard.
+_ANSWER_S = 1.0
 
 
 class PostponedError(Exception):
@@ -16,7 +18,7 @@ class PostponedError(Exception):
 
 
 class Attempt:
-    """Made on the loop; its methods but ``give_way`` are called in the thread."""
+    """Made on the loop, which calls ``give_way`` and ``answer``; the thread calls the rest."""
 
     def __init__(
         self,
@@ -34,22 +36,29 @@ class Attempt:
         self.doing = ""
         self._expected_bytes = expected_bytes
         self._grew, self._begins = grew, begins
-        self._gives_way = threading.Event()
+        self._gives_way, self._answered = threading.Event(), threading.Event()
 
     def give_way(self) -> None:
         """Have the attempt end before it reads more."""
         self._gives_way.set()
 
-    def read(self, num_bytes: int) -> None:
-        """So many bytes are in memory.
+    def answer(self) -> None:
+        """The news of its bytes was looked at."""
+        self._answered.set()
+
+    def read(self, num_bytes: int, more: bool) -> None:
+        """So many bytes are in memory, and whether that is not yet all.
 
         Raises:
             PostponedError: There is no room for more.
         """
-        if self._gives_way.is_set():
-            raise PostponedError
         if self._grew is not None and num_bytes > _TOLD_ABOVE * self._expected_bytes:
+            self._answered.clear()
             self._grew(num_bytes)
+            # What is read meanwhile is what there may be no room for.
+            self._answered.wait(_ANSWER_S)
+        if more and self._gives_way.is_set():
+            raise PostponedError
 
     def begin(self, what: str) -> None:
         """Something begins that is not reading."""

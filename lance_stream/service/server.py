@@ -15,6 +15,7 @@ import signal
 import socket
 import struct
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from lance_stream.service import messages as m
@@ -310,15 +311,21 @@ class Server:
         rows = len(source.index.shard_rows(key.shard))
         running = self._attempts[key] = Attempt(
             source.index.row_size.shard_bytes(rows),
-            grew=lambda num_bytes: self._tell(s.Grew(key, attempt, num_bytes)),
+            grew=lambda num_bytes: self._tell(s.Grew(key, attempt, num_bytes), running.answer),
             begins=lambda what: self._tell(s.Doing(key, attempt, what)),
         )
         in_thread(lambda: self._fetcher.fetch(source, key.shard, running), done)
 
-    def _tell(self, event: s.Event) -> None:
+    def _tell(self, event: s.Event, then: Callable[[], None] | None = None) -> None:
         """Give an event to the scheduler from another thread; nothing once the loop has ended."""
+
+        def handle() -> None:
+            self._handle(event)
+            if then is not None:
+                then()
+
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._handle, event)
+            self._loop.call_soon_threadsafe(handle)
 
     def _publish(self, key: s.Key, attempt: int, source: StreamSource, fetched: Fetched) -> None:
         """Rename the file into place, then look whether anybody still wants it."""

@@ -176,7 +176,7 @@ class Table:
         rows: RowRange | NDArray[np.int64],
         selection: Selection,
         row_bytes: float,
-        seen: Callable[[int], None] | None = None,
+        seen: Callable[[int, bool], None] | None = None,
     ) -> pa.Table:
         """Read live rows by the cheapest route, in table order.
 
@@ -185,18 +185,20 @@ class Table:
             rows: Which, ascending; at least one.
             selection: Columns.
             row_bytes: Mean size of a row.
-            seen: Told of the bytes of the rows so far; what it raises ends the reading.
+            seen: Told of the bytes of the rows so far, and whether there are more; what it raises
+                ends the reading.
 
         Raises:
             PlanError: A value is too large for Arrow: names its row and column.
             BaseException: Whatever Lance raises; see ``failures.classify``.
         """
-        parts, num_bytes = [], 0
+        parts, num_bytes, left = [], 0, len(rows)
         for batch in self._reader.batches(fragments, rows, selection, row_bytes):
             parts.append(batch)
             num_bytes += batch.nbytes
+            left -= batch.num_rows
             if seen is not None:
-                seen(num_bytes)
+                seen(num_bytes, left > 0)
         return pa.Table.from_batches(parts, None if parts else self._reader.schema(selection))
 
     def batches(
