@@ -60,6 +60,10 @@ class Attempt:
         if more and self._gives_way.is_set():
             raise PostponedError
 
+    def read_part(self, before: int, is_last: bool, num_bytes: int, more: bool) -> None:
+        """As ``read``, of a part of a shard: ``before`` bytes of other parts are there as well."""
+        self.read(before + num_bytes, more or not is_last)
+
     def begin(self, what: str) -> None:
         """Something begins that is not reading."""
         self.doing = what

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 import pyarrow as pa
@@ -257,15 +258,12 @@ class Fetcher:
             opened = self._table(source, options, made, generation)
             row_bytes, tables = index.row_size.mean_bytes, list[pa.Table]()
             for rows in parts:
-                before = sum(table.nbytes for table in tables)
+                before, is_last = sum(table.nbytes for table in tables), rows is parts[-1]
+                seen = partial(attempt.read_part, before, is_last)
                 tables.append(
                     self._reading(
-                        lambda rows=rows, before=before: opened.read(
-                            index.fragments,
-                            rows,
-                            index.selection,
-                            row_bytes,
-                            lambda num_bytes: attempt.read(before + num_bytes),
+                        lambda rows=rows, seen=seen: opened.read(
+                            index.fragments, rows, index.selection, row_bytes, seen
                         )
                     )
                 )
