@@ -28,7 +28,7 @@ __all__ = ["INDEX_FORMAT", "ShardIndex", "ShardInfo"]
 
 # Raised by one when an older lance_stream could misread an index, or misread a shard file made
 # by it. Part of every fingerprint.
-INDEX_FORMAT = 1
+INDEX_FORMAT = 2
 
 _HEADER = b"lance_stream.index"
 
@@ -137,12 +137,17 @@ class ShardIndex:
         """Rows of one shard, numbered within the selection; ascending but in a window."""
         rows, window = self.shard_rows(shard), self.window
         if window is None:
-            return self.layout.ranges(rows, self.num_rows)
-        part, _ = window.place(shard)
+            return self._fitted(0).ranges(rows, self.num_rows)
+        part, number = window.place(shard)
         before = window.rows_before(part)
         local = RowRange(rows.start - before, rows.stop - before)
-        ranges = self.layout.ranges(local, window.parts[part].num_rows)
+        layout = self._fitted(shard - number)
+        ranges = layout.ranges(local, window.parts[part].num_rows)
         return window.cut([RowRange(r.start + before, r.stop + before) for r in ranges])
+
+    def _fitted(self, first: int) -> Layout:
+        """The layout as it is done: runs fit into a full shard, which the first one is."""
+        return self.layout.fitted(len(self.shard_rows(first)))
 
     def table_rows(self, shard: int) -> RowRange | NDArray[np.int64]:
         """Rows of one shard, numbered among the live rows of the table.
@@ -241,7 +246,7 @@ class ShardIndex:
             "version": self.version,
             "identity": self.identity,
             "rows": self.selection.rows_as_json(),
-            "layout": self.layout.as_json(),
+            "layout": self._fitted(0).as_json(),
             # The rows themselves: an expression may depend on more than the table.
             "chosen": chosen,
             "shards": array_digest(self.shard_stops),

@@ -2,12 +2,13 @@
 
 - ``contiguous``: a shard is consecutive rows: cheapest to read.
 - ``scattered``: a shard is made of runs of consecutive rows from all over the selection, so that
-  a table that is sorted by something comes out mixed. The runs of a shard are in table order.
+  a table that is sorted by something comes out mixed. The runs of a shard are in table order; its
+  first and last may be parts of runs, so that its rows are as many as in the other layout.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ class Layout:
 
     Attributes:
         kind: ``"contiguous"`` or ``"scattered"``.
-        run_rows: Rows of a run, in the scattered layout.
+        run_rows: Rows of a run, in the scattered layout; where shards are shorter, ``fitted``.
         seed: Which scattered layout.
     """
 
@@ -49,33 +50,53 @@ class Layout:
         """The inverse of ``as_json``."""
         return cls(**{name: value[name] for name in ("kind", "run_rows", "seed") if name in value})
 
+    def fitted(self, shard_rows: int) -> Layout:
+        """The layout with runs that are no longer than a shard: a longer one would fill several.
+
+        Args:
+            shard_rows: Rows of a full shard.
+        """
+        if self.kind == "contiguous" or self.run_rows <= shard_rows:
+            return self
+        return replace(self, run_rows=shard_rows)
+
     def ranges(self, shard: RowRange, num_rows: int) -> list[RowRange]:
         """The selected rows of a shard, as ranges in ascending order that do not touch.
 
         Args:
-            shard: Rows of the shard, counted through all shards.
+            shard: Rows of the shard, counted through all shards; at least one.
             num_rows: Selected rows.
         """
         if self.kind == "contiguous":
             return [shard]
         num_runs = -(-num_rows // self.run_rows)
-        first, last = _place(self, shard.start, num_rows), _place(self, shard.stop, num_rows)
-        runs = np.sort(permuted(np.arange(first, last), num_runs, self.seed))
+        lacking = num_runs * self.run_rows - num_rows
+        # Rows are counted through the runs in their order by the permutation. Behind the short
+        # run everything stands so much earlier.
+        short_stop = (place_of(num_runs - 1, num_runs, self.seed) + 1) * self.run_rows - lacking
+
+        def place(row: int) -> tuple[int, int]:
+            return divmod(row + lacking if row >= short_stop else row, self.run_rows)
+
+        (first, skipped), (last, kept) = place(shard.start), place(shard.stop - 1)
+        runs = permuted(np.arange(first, last + 1), num_runs, self.seed)
         starts = runs * self.run_rows
         stops = np.minimum(starts + self.run_rows, num_rows)
+        stops[-1] = starts[-1] + kept + 1
+        starts[0] += skipped
+        starts, stops = np.sort(starts), np.sort(stops)
         begins = np.flatnonzero(np.concatenate([[True], starts[1:] != stops[:-1]]))
         ends = np.concatenate([begins[1:], [len(runs)]]) - 1
         return [RowRange(int(starts[b]), int(stops[e])) for b, e in zip(begins, ends, strict=True)]
 
 
-def shard_stops(layout: Layout, num_rows: int, shard_rows: int) -> NDArray[np.int64]:
-    """Cut selected rows into shards of equal length; one may be shorter.
+def shard_stops(num_rows: int, shard_rows: int) -> NDArray[np.int64]:
+    """Cut selected rows into shards of equal length, in any layout; the last may be shorter.
 
     Shards ignore fragment borders: a fragment may give many shards and a shard may span many
-    fragments. In the scattered layout a shard is a whole number of runs, at least one.
+    fragments.
 
     Args:
-        layout: How rows are put into shards.
         num_rows: Selected rows, at least 1.
         shard_rows: Rows per shard, at least 1.
 
@@ -85,8 +106,6 @@ def shard_stops(layout: Layout, num_rows: int, shard_rows: int) -> NDArray[np.in
     Raises:
         PlanError: The plan would have more shards than is sensible.
     """
-    if layout.kind == "scattered":
-        shard_rows = max(1, round(shard_rows / layout.run_rows)) * layout.run_rows
     num_shards = -(-num_rows // shard_rows)
     if num_shards > _MAX_SHARDS:
         msg = (
@@ -96,16 +115,4 @@ def shard_stops(layout: Layout, num_rows: int, shard_rows: int) -> NDArray[np.in
         raise PlanError(msg)
     stops = np.arange(1, num_shards + 1, dtype=np.int64) * shard_rows
     stops[-1] = num_rows
-    if layout.kind == "scattered" and num_rows % layout.run_rows:
-        # Every shard from the one that holds the short last run on begins so much earlier.
-        num_runs = -(-num_rows // layout.run_rows)
-        missing = num_runs * layout.run_rows - num_rows
-        short = place_of(num_runs - 1, num_runs, layout.seed) // (shard_rows // layout.run_rows)
-        stops[short:-1] -= missing
     return stops
-
-
-def _place(layout: Layout, row: int, num_rows: int) -> int:
-    """How many runs come before a shard that begins at a row, counted through all shards."""
-    # A shard begins at a whole number of runs, less what the short run lacks if it came before.
-    return -(-row // layout.run_rows) if row < num_rows else -(-num_rows // layout.run_rows)

@@ -135,7 +135,7 @@ def make_index(uri: str, table: Table, order: Order, where: str, news: News) -> 
         stops = _exact_stops(table, fragments, selected, order, size, news)
     else:
         shard_rows = order.shard_rows or rows_per_shard(size, order.shard_bytes)
-        stops = shard_stops(order.layout, selected.count, shard_rows)
+        stops = shard_stops(selected.count, shard_rows)
     if order.cache_format == "mds":
         check_mds_sizes(schema, size, int(np.diff(stops, prepend=0).max()), where)
     check_format(table, order, where, news)

@@ -235,8 +235,7 @@ class Wanted:
                 )
                 raise PlanError(msg)
         if self.shard_rows is not None:
-            # The last shard, and runs that are kept whole, make others of it.
-            stops = shard_stops(index.layout, index.num_rows, self.shard_rows)
+            stops = shard_stops(index.num_rows, self.shard_rows)
             if not np.array_equal(stops, index.shard_stops):
                 msg = (
                     f"{name} has {index.num_shards} shards of up to "

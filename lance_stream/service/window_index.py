@@ -121,7 +121,7 @@ class WindowIndexes:
             if piece.count:
                 # By the rows of the part alone, or it would be cut otherwise in another window.
                 per_shard = order.shard_rows or rows_per_shard(next(sizes), order.shard_bytes)
-                cuts = shard_stops(order.layout, piece.count, per_shard)
+                cuts = shard_stops(piece.count, per_shard)
             stops.append(cuts + before)
             before += piece.count
             parts.append(Part(piece.rows, piece.identity, piece.chosen, piece.count, len(cuts)))

@@ -73,7 +73,7 @@ def huge_index(rows: int, shard_rows: int, layout: Layout, *, chosen: bool = Fal
         schema=pa.schema([("i", pa.int64())]),
         fragments=fragments,
         chosen=picked,
-        shard_stops=shard_stops(layout, rows, shard_rows),
+        shard_stops=shard_stops(rows, shard_rows),
         row_size=RowSize(8.0, 0.0, 1000),
     )
 

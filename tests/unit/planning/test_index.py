@@ -45,7 +45,7 @@ def make_index(**changes: Any) -> ShardIndex:
         "schema": SCHEMA,
         "fragments": fragments,
         "chosen": None,
-        "shard_stops": shard_stops(CONTIGUOUS, fragments.num_rows, 300),
+        "shard_stops": shard_stops(fragments.num_rows, 300),
         "row_size": RowSize(32.5, 1.25, 4096),
     }
     return ShardIndex(**{**values, **changes})
@@ -76,8 +76,8 @@ def parts(index: ShardIndex) -> dict[str, Any]:
 def test_golden_fingerprint() -> None:
     # Who depends on this: the names of the shard files in users' caches, and the state that
     # their checkpoints compare. Where it changes, INDEX_FORMAT must change with it.
-    assert INDEX_FORMAT == 1
-    assert make_index().fingerprint == "fee45986e7ad3b60ac6c3d31bfa9708d"
+    assert INDEX_FORMAT == 2
+    assert make_index().fingerprint == "2dbcf4ec6515d48468ab92dec9d6f422"
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_describe_is_json() -> None:
         {"selection": Selection(COLUMNS, transform="m:g", transform_version="1")},
         {"schema": SCHEMA.set(0, pa.field("id", pa.int32()))},
         {"schema": SCHEMA.set(0, pa.field("id", pa.int64()))},
-        {"shard_stops": shard_stops(CONTIGUOUS, 1000, 299)},
+        {"shard_stops": shard_stops(1000, 299)},
         {"shard_stops": np.array([1000], np.int64)},
         {"selection": Selection(COLUMNS, filter="id > 3")},
         {"selection": Selection(COLUMNS, limit=1000)},
@@ -366,9 +366,7 @@ def test_a_missing_file_is_an_os_error(tmp_path: Path) -> None:
 def test_a_million_shards_are_cheap(tmp_path: Path) -> None:
     num_fragments = 100_000
     fragments = FragmentRows.from_counts([(i, 1000) for i in range(num_fragments)])
-    index = make_index(
-        fragments=fragments, shard_stops=shard_stops(CONTIGUOUS, fragments.num_rows, 100)
-    )
+    index = make_index(fragments=fragments, shard_stops=shard_stops(fragments.num_rows, 100))
     path = tmp_path / "large.index"
     path.write_bytes(index.to_bytes())
     assert path.stat().st_size < 100_000_000

@@ -55,7 +55,7 @@ def make_index(
         schema=SCHEMA,
         fragments=fragments,
         chosen=picked,
-        shard_stops=shard_stops(layout, count, shard_rows),
+        shard_stops=shard_stops(count, shard_rows),
         row_size=RowSize(8.0, 0.0, 1000),
     )
 
@@ -78,20 +78,21 @@ def test_golden_plan() -> None:
     chosen = [0, 1, 2, 3, 5, 8, 13, 21, 24, 25, 26, 27, 28, 29, 30, 31, 35, 36, 37, 38, 39]
     index = make_index(counts, Layout("scattered", 2, 3), 6, chosen=chosen, limit=19)
     assert index.num_rows == 19
-    assert index.shard_stops.tolist() == [6, 11, 17, 19]
+    assert index.shard_stops.tolist() == [6, 12, 18, 19]
+    # The short run [18, 19) is in the second shard; the run [2, 4) is cut behind it.
     assert [table_rows(index, shard) for shard in range(4)] == [
         [24, 25, 26, 27, 35, 36],
-        [0, 1, 30, 31, 37],
-        [2, 3, 5, 8, 13, 21],
-        [28, 29],
+        [0, 1, 2, 30, 31, 37],
+        [3, 5, 8, 13, 21, 28],
+        [29],
     ]
     assert [list(map(str, index.selected_ranges(shard))) for shard in range(4)] == [
         ["[8, 12)", "[16, 18)"],
-        ["[0, 2)", "[14, 16)", "[18, 19)"],
-        ["[2, 8)"],
-        ["[12, 14)"],
+        ["[0, 3)", "[14, 16)", "[18, 19)"],
+        ["[3, 8)", "[12, 13)"],
+        ["[13, 14)"],
     ]
-    assert index.fingerprint == "71512b194d6dc7a1e22d385ed236a5e4"
+    assert index.fingerprint == "f734f4dcfe822e5e7a3b12e4f4975dad"
 
 
 def test_golden_contiguous_plan() -> None:
@@ -110,35 +111,62 @@ def test_golden_contiguous_plan() -> None:
 # --- shards ---
 
 
-@given(layout=LAYOUTS, num_rows=st.integers(1, 2000), shard_rows=st.integers(1, 500))
-def test_every_row_is_in_one_shard_and_no_shard_is_empty(
-    layout: Layout, num_rows: int, shard_rows: int
-) -> None:
-    stops = shard_stops(layout, num_rows, shard_rows)
+def shard_ranges(layout: Layout, num_rows: int, shard_rows: int) -> list[list[RowRange]]:
+    """The rows of every shard, of a few."""
+    stops = shard_stops(num_rows, shard_rows)
     assert stops.dtype == np.int64
     starts = np.concatenate([[0], stops[:-1]])
+    fitted = layout.fitted(shard_rows)
+    return [
+        fitted.ranges(RowRange(start, stop), num_rows)
+        for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)
+    ]
+
+
+@given(layout=LAYOUTS, num_rows=st.integers(1, 2000), shard_rows=st.integers(1, 500))
+def test_every_row_is_in_one_shard_and_all_shards_are_of_the_rows_that_were_asked_for(
+    layout: Layout, num_rows: int, shard_rows: int
+) -> None:
     seen: list[int] = []
     lengths = []
-    for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
-        ranges = layout.ranges(RowRange(start, stop), num_rows)
+    for ranges in shard_ranges(layout, num_rows, shard_rows):
         rows = [row for part in ranges for row in range(part.start, part.stop)]
-        assert rows
-        assert len(rows) == stop - start
         # Ascending, and as few ranges as there can be.
         assert all(len(part) > 0 for part in ranges)
         assert all(a.stop < b.start for a, b in itertools.pairwise(ranges))
         seen += rows
         lengths.append(len(rows))
     assert sorted(seen) == list(range(num_rows))
-    # One shard may be shorter, and in the scattered layout one run.
-    wanted = shard_rows
-    if layout.kind == "scattered":
-        wanted = max(1, round(shard_rows / layout.run_rows)) * layout.run_rows
-        assert abs(wanted - shard_rows) <= max(layout.run_rows / 2, layout.run_rows - shard_rows)
-    assert max(lengths) <= wanted
-    odd = [length for length in lengths if length != wanted]
-    assert len(odd) <= (1 if layout.kind == "contiguous" else 2)
-    assert len(lengths) == -(-num_rows // wanted)
+    assert lengths[:-1] == [shard_rows] * (len(lengths) - 1)
+    assert 1 <= lengths[-1] <= shard_rows
+
+
+@pytest.mark.parametrize(
+    ("shard_rows", "run_rows"), [(10, 64), (10, 5000), (3, 2), (100, 64), (500, 64), (1, 1)]
+)
+def test_a_scattered_shard_is_never_larger_than_was_asked_for(
+    shard_rows: int, run_rows: int
+) -> None:
+    index = make_index([(0, 2000)], Layout("scattered", run_rows, 1), shard_rows)
+    assert [shard.rows for shard in index.shards][:-1] == [shard_rows] * (index.num_shards - 1)
+    # And still from all over: not the rows in table order.
+    found = [row for shard in range(index.num_shards) for row in table_rows(index, shard)]
+    assert found != sorted(found)
+    runs = [part for shard in index.shards for part in shard.row_ranges]
+    assert np.mean([len(part) for part in runs]) >= min(run_rows, shard_rows) / 3
+
+
+@given(num_rows=st.integers(1, 400), shard_rows=st.integers(1, 60), seed=SEEDS)
+def test_runs_that_are_too_long_are_cut_to_a_shard(
+    num_rows: int, shard_rows: int, seed: int
+) -> None:
+    """The same shards, and so the same fingerprint, as if that had been asked for."""
+    counts = [(0, num_rows)]
+    long = make_index(counts, Layout("scattered", 1000, seed), shard_rows)
+    cut = make_index(counts, Layout("scattered", min(num_rows, shard_rows), seed), shard_rows)
+    assert list(long.shards) == list(cut.shards)
+    assert long.fingerprint == cut.fingerprint
+    assert long.layout.run_rows == 1000
 
 
 @given(
@@ -151,7 +179,8 @@ def test_shards_of_a_huge_table_stand_alone(
     layout: Layout, num_rows: int, shard_rows: int, data: st.DataObject
 ) -> None:
     shard_rows = max(shard_rows, num_rows // 1000)
-    stops = shard_stops(layout, num_rows, shard_rows)
+    layout = layout.fitted(shard_rows)
+    stops = shard_stops(num_rows, shard_rows)
     assert stops[-1] == num_rows
     assert bool((np.diff(stops, prepend=0) > 0).all())
     if layout.kind == "scattered" and shard_rows > 10_000 * layout.run_rows:
@@ -165,13 +194,11 @@ def test_shards_of_a_huge_table_stand_alone(
 
 
 @given(num_rows=st.integers(1, 400), run_rows=st.integers(1, 30), seed=SEEDS)
-def test_runs_of_a_scattered_shard_are_whole(num_rows: int, run_rows: int, seed: int) -> None:
-    layout = Layout("scattered", run_rows, seed)
-    stops = shard_stops(layout, num_rows, 3 * run_rows).tolist()
-    for start, stop in zip([0, *stops[:-1]], stops, strict=True):
-        for part in layout.ranges(RowRange(start, stop), num_rows):
-            assert part.start % run_rows == 0
-            assert part.stop % run_rows == 0 or part.stop == num_rows
+def test_runs_are_cut_only_where_shards_meet(num_rows: int, run_rows: int, seed: int) -> None:
+    """At most at the two ends of a shard; nowhere where shards are whole runs."""
+    for ranges in shard_ranges(Layout("scattered", run_rows, seed), num_rows, 3 * run_rows):
+        ends = [end for part in ranges for end in (part.start, part.stop) if end != num_rows]
+        assert sum(end % run_rows != 0 for end in ends) <= (2 if num_rows % run_rows else 0)
 
 
 def test_neighbouring_runs_are_one_range() -> None:
@@ -183,7 +210,7 @@ def test_neighbouring_runs_are_one_range() -> None:
 def test_a_scattered_shard_comes_from_all_over_the_table() -> None:
     layout = Layout("scattered", 64, 0)
     num_rows, shard_rows = 1_000_000, 6400
-    stops = shard_stops(layout, num_rows, shard_rows)
+    stops = shard_stops(num_rows, shard_rows)
     for shard in (0, 77, 155):
         ranges = layout.ranges(RowRange(int(stops[shard - 1]) if shard else 0, int(stops[shard])),
                                num_rows)  # fmt: skip
@@ -199,10 +226,9 @@ def test_seeds_give_other_shards() -> None:
     assert len({first(seed) for seed in range(50)}) == 50
 
 
-@pytest.mark.parametrize("kind", ["contiguous", "scattered"])
-def test_absurd_numbers_of_shards_are_refused(kind: str) -> None:
+def test_absurd_numbers_of_shards_are_refused() -> None:
     with pytest.raises(PlanError, match=r"shard_rows=1 over 1000000000 rows.*100000000 are supp"):
-        shard_stops(Layout(kind, 1), 10**9, 1)
+        shard_stops(10**9, 1)
 
 
 @pytest.mark.parametrize(
@@ -219,15 +245,15 @@ def test_a_layout_survives_json(layout: Layout, value: dict[str, Any]) -> None:
     assert layout.as_json() == value
     again = Layout.from_json(value)
     assert again.as_json() == value
-    stops = shard_stops(layout, 100, 20)
-    assert np.array_equal(shard_stops(again, 100, 20), stops)
+    rows = RowRange(20, 40)
+    assert again.ranges(rows, 100) == layout.ranges(rows, 100)
 
 
 def test_a_billion_rows_are_planned_at_once() -> None:
     num_rows = 10**9 + 1
     started = time.perf_counter()
     for layout in (Layout(), Layout("scattered", 64, 0), Layout("scattered", 1, 5)):
-        stops = shard_stops(layout, num_rows, 1000)
+        stops = shard_stops(num_rows, 1000)
         assert int(stops[-1]) == num_rows
         assert stops.nbytes < 10_000_000
         for shard in (0, len(stops) // 2, len(stops) - 1):
@@ -276,6 +302,7 @@ def test_every_selected_row_is_in_exactly_one_shard(plan: dict[str, Any]) -> Non
         found += rows
     assert sorted(found) == expected
     assert index.num_rows == len(expected)
+    assert max(shard.rows for shard in index.shards) <= plan["shard_rows"]
     if plan["layout"].kind == "contiguous":
         assert found == expected
 
@@ -308,7 +335,7 @@ def test_other_rows_have_another_fingerprint(plan: dict[str, Any], other: dict[s
 def test_shards_by_bytes_come_near_the_target_on_average(sizes: list[int], target: int) -> None:
     # With the mean known; how well the mean is known from samples is the table's business.
     size = RowSize(float(np.mean(sizes)), 0.0, 0)
-    stops = shard_stops(Layout(), len(sizes), rows_per_shard(size, target))
+    stops = shard_stops(len(sizes), rows_per_shard(size, target))
     total = np.concatenate([[0], np.cumsum(sizes)])
     shards = np.diff(total[np.concatenate([[0], stops])])
     full = len(shards) - 1

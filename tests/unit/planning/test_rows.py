@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lance_stream.planning.layout import Layout, shard_stops
+from lance_stream.planning.layout import shard_stops
 from lance_stream.planning.rows import FragmentRows, FragmentSpan, RowRange
 
 
@@ -123,7 +123,7 @@ def test_the_shards_of_any_table_hold_every_live_row_once_in_order(
     assert fragments.num_rows == len(table)
     if not table:
         return
-    stops = shard_stops(Layout(), fragments.num_rows, shard_rows).tolist()
+    stops = shard_stops(fragments.num_rows, shard_rows).tolist()
     pieces = [
         _rows(fragments, fragments.span(RowRange(start, stop)))
         for start, stop in zip([0, *stops[:-1]], stops, strict=True)
