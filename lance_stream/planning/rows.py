@@ -8,7 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["FragmentRows", "FragmentSpan", "RowRange"]
+__all__ = ["FragmentRows", "FragmentSpan", "RowRange", "rows_for"]
+
+_MIN_ROWS = 1_024
+_MAX_CHANGE = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +87,30 @@ class FragmentRows:
         before = int(self.stops[first - 1]) if first else 0
         ids = tuple(int(i) for i in self.ids[first : last + 1])
         return FragmentSpan(ids, rows.start - before, len(rows))
+
+    def part(self, start: int, num_rows: int) -> RowRange:
+        """About so many rows from one on: whole fragments, or rows of a single one.
+
+        Args:
+            start: First row, in the table.
+            num_rows: At most so many, at least 1.
+        """
+        first = int(np.searchsorted(self.stops, start, side="right"))
+        after = int(np.searchsorted(self.stops, start + num_rows, side="right"))
+        if after > first:
+            # The rest of a fragment that is begun comes alone.
+            begun = start > (int(self.stops[first - 1]) if first else 0)
+            return RowRange(start, int(self.stops[first if begun else after - 1]))
+        return RowRange(start, min(start + num_rows, self.num_rows))
+
+
+def rows_for(wanted_s: float, rows: int, took_s: float) -> int:
+    """How many rows take a time, when so many took another; without sudden changes.
+
+    Args:
+        wanted_s: The time in seconds.
+        rows: That were looked at.
+        took_s: How many seconds that took.
+    """
+    factor = min(_MAX_CHANGE, max(1 / _MAX_CHANGE, wanted_s / max(took_s, 1e-3)))
+    return max(_MIN_ROWS, int(rows * factor))

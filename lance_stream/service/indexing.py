@@ -2,64 +2,39 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import os
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from lance_stream.errors import EmptyStreamError, PlanError
-from lance_stream.planning import container
-from lance_stream.planning.chosen import ChosenRows, RowBits
-from lance_stream.planning.fingerprint import digest, table_identity
+from lance_stream.errors import EmptyStreamError
+from lance_stream.planning.fingerprint import table_identity
 from lance_stream.planning.index import ShardIndex
 from lance_stream.planning.layout import Layout, shard_stops
 from lance_stream.planning.row_bytes import ExactCut, row_bytes
 from lance_stream.planning.rows import FragmentRows, RowRange
-from lance_stream.planning.selection import Selection, shown
+from lance_stream.planning.selection import Selection
 from lance_stream.planning.sizing import RowSize, estimate_row_size, rows_per_shard
-from lance_stream.planning.subset import in_subset, is_hashable, places
 from lance_stream.planning.types import describe_schema, sample_schema, sample_table
+from lance_stream.service.choosing import News, Selected, choose, no_news
 from lance_stream.service.learned import learned
 from lance_stream.service.transform import TransformFailedError, transformed
 from lance_stream.shards.mds_format import mds_encodings
 from lance_stream.shards.mds_limits import check_mds_nulls, check_mds_sizes
-from lance_stream.source.failures import FailureKind, classify
 from lance_stream.source.table import Table
 
 __all__ = [
     "News",
     "Order",
-    "Selected",
     "check_format",
     "common_schema",
     "finished",
     "make_index",
     "no_news",
     "sampled_size",
-    "select_rows",
 ]
-
-logger = logging.getLogger(__name__)
-
-# Called while rows are read: how many of how many, in what is being done.
-News = Callable[[str, int, int], None]
-
-# Fragments that are looked at by one scan of a filter; progress is kept after each.
-_PART_ROWS = 4_000_000
-_SAVE_EVERY_S = 10.0
-_LOOK_EVERY_S = 0.5
-_PARTIAL = b"lance_stream.partial"
-
-
-def no_news(_what: str, _done: int, _total: int) -> None:
-    """Nobody waits for news."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,23 +64,6 @@ class Order:
     learn_from: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Selected:
-    """The selected rows of a table, numbered from 0.
-
-    Attributes:
-        chosen: Which, or None for the first.
-        count: How many.
-    """
-
-    chosen: ChosenRows | None
-    count: int
-
-    def rows(self, chosen: RowRange) -> RowRange | NDArray[np.int64]:
-        """The live rows of the table that a range of them are."""
-        return chosen if self.chosen is None else self.chosen.rows(chosen)
-
-
 def make_index(uri: str, table: Table, order: Order, where: str, news: News) -> ShardIndex:
     """Make the index.
 
@@ -129,7 +87,7 @@ def make_index(uri: str, table: Table, order: Order, where: str, news: News) -> 
     # Before any row is read.
     sample_schema(table.schema(selection), where)
     identity = table_identity(table.manifest())
-    selected = select_rows(table, fragments, order, where, identity, news)
+    selected = choose(table, fragments, selection, where, identity, news, order.partial_path)
     schema, size = _rows(table, uri, fragments, selected, order, where, identity, news)
     if order.exact:
         stops = _exact_stops(table, fragments, selected, order, size, news)
@@ -239,181 +197,6 @@ def finished(
         raise TransformFailedError(msg) from error
 
 
-def select_rows(
-    table: Table,
-    fragments: FragmentRows,
-    order: Order,
-    where: str,
-    identity: str,
-    news: News,
-    within: Sequence[RowRange] | None = None,
-) -> Selected:
-    """Find the rows that filter and subset leave, and the limit.
-
-    Args:
-        table: Open at one version.
-        fragments: Its live rows.
-        order: What is wanted.
-        where: Table and version, for errors.
-        identity: Names the content of the version.
-        news: Told of progress.
-        within: Rows to look at, and others of the fragments that they are in; None for all.
-
-    Raises:
-        EmptyStreamError: None, of the whole table.
-        LanceStreamError: Filter or subset are wrong.
-    """
-    selection = order.selection
-    if not selection.chooses_rows:
-        limit = fragments.num_rows if selection.limit is None else selection.limit
-        return Selected(None, min(limit, fragments.num_rows))
-    if selection.filter is not None:
-        table.check_filter(selection.filter)
-    _check_key(table, selection)
-    chosen = _scan(table, fragments, order, identity, news, _parts(fragments, within))
-    if not chosen.count and within is None:
-        msg = f"{where}: no row of {fragments.num_rows} is selected by {_words(selection)}"
-        raise EmptyStreamError(msg)
-    return Selected(chosen, chosen.count)
-
-
-def _check_key(table: Table, selection: Selection) -> None:
-    key = selection.subset_key
-    if key is None:
-        return
-    if key not in table.column_names:
-        msg = f"subset_key: there is no column {key!r}; the table has {table.column_names}"
-        raise PlanError(msg)
-    if not is_hashable(table.column_type(key)):
-        msg = (
-            f"subset_key={key!r} is of type {table.column_type(key)}: choose a column of numbers, "
-            "text, bytes or times"
-        )
-        raise PlanError(msg)
-
-
-def _scan(
-    table: Table,
-    fragments: FragmentRows,
-    order: Order,
-    identity: str,
-    news: News,
-    parts: list[range],
-) -> ChosenRows:
-    """Look at the rows, a part of the table at a time, going on from where a run stopped."""
-    selection, bits = order.selection, RowBits(fragments.num_rows)
-    # A limit ends the scan early.
-    limit, found = selection.limit, 0
-    name = digest(
-        {"identity": identity, "rows": selection.rows_as_json(), "part_rows": _PART_ROWS}
-    )
-    first = _resume(order.partial_path, name, bits, len(parts))
-    found += int(bits.count)
-    saved = time.monotonic()
-    for number, part in enumerate(parts):
-        if number < first:
-            continue
-        if limit is not None and found >= limit:
-            break
-        done = int(fragments.stops[part.start - 1]) if part.start else 0
-        news("choosing rows", done, fragments.num_rows)
-        with _alive(table, lambda done=done: news("choosing rows", done, fragments.num_rows)):
-            for rows in _matching(table, fragments, part, selection):
-                bits.add(rows)
-                found += len(rows)
-        if order.partial_path and time.monotonic() - saved > _SAVE_EVERY_S:
-            _keep(order.partial_path, name, bits, number + 1)
-            saved = time.monotonic()
-    news("choosing rows", fragments.num_rows, fragments.num_rows)
-    return bits.chosen(limit)
-
-
-def _matching(
-    table: Table, fragments: FragmentRows, part: range, selection: Selection
-) -> Iterator[NDArray[np.int64]]:
-    """Rows of some fragments that filter and subset leave, in any order."""
-    try:
-        for rows, addresses, values in table.matching(fragments, part, selection):
-            if selection.subset is None:
-                yield rows
-            else:
-                keys = pa.array(addresses) if values is None else values
-                yield rows[in_subset(places(keys), selection.subset)]
-    except Exception as error:
-        failure = classify(error, while_opening=False)
-        if selection.filter is None or failure.kind is not FailureKind.BROKEN:
-            raise
-        msg = f"filter={shown(selection.filter)!r}: fails on rows of the table: {failure.message}"
-        raise PlanError(msg) from error
-
-
-@contextlib.contextmanager
-def _alive(table: Table, tell: Callable[[], None]) -> Iterator[None]:
-    """Tell that a scan goes on as long as it reads: what matches nothing gives no batch."""
-    ended = threading.Event()
-
-    def watch() -> None:
-        seen = table.requests
-        while not ended.wait(_LOOK_EVERY_S):
-            if table.requests != seen:
-                seen = table.requests
-                tell()
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        watcher.join()
-
-
-def _parts(fragments: FragmentRows, within: Sequence[RowRange] | None) -> list[range]:
-    """Consecutive fragments that together have a few million rows, or those that hold rows."""
-    if within is not None:
-        stops = fragments.stops
-        return [
-            range(
-                int(np.searchsorted(stops, rows.start, side="right")),
-                int(np.searchsorted(stops, rows.stop, side="left")) + 1,
-            )
-            for rows in within
-        ]
-    parts, first, before = [], 0, 0
-    for at, stop in enumerate(fragments.stops.tolist()):
-        if stop - before >= _PART_ROWS or at == len(fragments.stops) - 1:
-            parts.append(range(first, at + 1))
-            first, before = at + 1, stop
-    return parts
-
-
-def _resume(path: str | None, name: str, bits: RowBits, num_parts: int) -> int:
-    """Take over what an earlier run found; the first part that is left to do."""
-    if path is None:
-        return 0
-    try:
-        with open(path, "rb") as file:
-            data = file.read()
-        header, text = container.unpack_header(_PARTIAL, data)
-        if header["name"] != name or not container.is_intact(data, text):
-            return 0
-        bits.replace(container.unpack(data)["bits"])
-        return min(int(header["next"]), num_parts)
-    except container.DAMAGE:
-        return 0
-
-
-def _keep(path: str, name: str, bits: RowBits, next_part: int) -> None:
-    data = container.pack(_PARTIAL, {"name": name, "next": next_part}, {"bits": bits.bits})
-    temporary = f"{path}.{os.getpid()}.tmp"
-    try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-        os.replace(temporary, path)
-    except OSError as error:
-        logger.warning("progress cannot be kept in %s: %s", path, error)
-
-
 def _exact_stops(
     table: Table,
     fragments: FragmentRows,
@@ -468,14 +251,3 @@ def _overhead_bytes(schema: pa.Schema) -> int:
     with pa.ipc.new_file(sink, schema):
         pass
     return sink.size() + 64 * (3 * len(schema) + 2)
-
-
-def _words(selection: Selection) -> str:
-    parts = []
-    if selection.filter is not None:
-        parts.append(f"filter={shown(selection.filter)!r}")
-    if selection.subset is not None:
-        parts.append(f"subset={selection.subset!r}")
-    if selection.subset_key is not None:
-        parts.append(f"subset_key={selection.subset_key!r}")
-    return ", ".join(parts)

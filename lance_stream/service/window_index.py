@@ -20,14 +20,13 @@ from lance_stream.planning.sizing import RowSize, rows_per_shard
 from lance_stream.planning.types import sample_schema
 from lance_stream.planning.window import Part, Window
 from lance_stream.service import messages as m
+from lance_stream.service.choosing import Selected, choose
 from lance_stream.service.indexing import (
     News,
     Order,
-    Selected,
     common_schema,
     finished,
     sampled_size,
-    select_rows,
 )
 from lance_stream.shards.mds_format import mds_encodings
 from lance_stream.shards.mds_limits import check_mds_sizes
@@ -102,7 +101,15 @@ class WindowIndexes:
         selection, fragments = order.selection, table.fragment_rows()
         sample_schema(table.schema(selection), where)
         places = tuple(RowRange(start, stop) for start, stop in wanted.ranges)
-        selected = select_rows(table, fragments, order, where, wanted.identity, news, places)
+        selected = choose(
+            table,
+            fragments,
+            selection,
+            where,
+            wanted.identity,
+            news,
+            within=sorted(places, key=lambda r: r.start),
+        )
         pieces = _pieces(wanted, places, selected)
         rows = RowRange(wanted.parts[0][0], wanted.parts[-1][1])
         if not any(piece.count for piece in pieces):

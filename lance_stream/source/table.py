@@ -15,7 +15,7 @@ from lance.dataset import serialize_row_addrs
 from numpy.typing import NDArray
 
 from lance_stream.errors import PlanError
-from lance_stream.planning.rows import FragmentRows, RowRange
+from lance_stream.planning.rows import FragmentRows, FragmentSpan, RowRange
 from lance_stream.planning.selection import Selection, shown
 from lance_stream.source.addresses import LiveRows
 from lance_stream.source.failures import FailureKind, classify
@@ -39,6 +39,8 @@ _SAMPLE_RUN_BYTES = 1 << 20
 _PROBE_ROWS = 2
 # What a row is taken to have before any was read.
 _PROBE_ROW_BYTES = 1024.0
+# Files of Lance's first format.
+_LEGACY = "0.1"
 # Caches of one open table; Lance's own defaults are gigabytes.
 _INDEX_CACHE_BYTES = 4 << 20
 _METADATA_CACHE_BYTES = 32 << 20
@@ -239,35 +241,65 @@ class Table:
     def matching(
         self,
         fragments: FragmentRows,
-        part: range,
+        part: RowRange,
         selection: Selection,
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint64], pa.Array | None]]:
         """Find the rows that a selection's filter leaves, before its subset and limit.
 
         Args:
             fragments: Live rows of the table.
-            part: Which fragments, by their place in the table.
+            part: Live rows that are looked at: whole fragments, or rows of a single one.
             selection: Filter and subset key.
 
         Yields:
             Some live rows of the table, in any order; their addresses; and the values of the
             subset key, if there is one.
         """
-        ids = [int(fragments.ids[at]) for at in part]
+        span = fragments.span(part)
+        ids = list(span.fragment_ids)
         key = selection.subset_key
         # Together: a request for each, one after the other, takes long in an object store.
         self._live.deletions(ids)
         scanner = self.dataset.scanner(
             fragments=[self._fragments[i] for i in ids],
             columns=[] if key is None else [key],
-            filter=selection.filter,
             with_row_address=True,
             blob_handling="all_binary",
+            # With an index of files of the first format Lance panics.
+            use_scalar_index=self.dataset.data_storage_version != _LEGACY,
+            **self._among(span, selection.filter),
         )
         for batch in scanner.to_batches():
             addresses = batch.column("_rowaddr").to_numpy()
             values = None if key is None else batch.column(key)
             yield self._live.rows(fragments, addresses), addresses, values
+
+    def _among(self, span: FragmentSpan, predicate: str | None) -> dict[str, Any]:
+        """A filter, kept to a part of a fragment if the span is one.
+
+        A limit and an offset would count the rows that match.
+        """
+        chosen = [self._fragments[i] for i in span.fragment_ids]
+        if span.num_rows == sum(f.physical_rows - f.num_deletions for f in chosen):
+            return {"filter": predicate}
+        scanner = self.dataset.scanner(
+            fragments=chosen,
+            columns=[],
+            with_row_id=True,
+            with_row_address=True,
+            offset=span.offset or None,
+            limit=span.num_rows,
+            scan_in_order=True,
+        )
+        table = scanner.to_table()
+        if self.dataset.data_storage_version == _LEGACY:
+            # Which knows no such list; and reads what lies before as well.
+            addresses = table.column("_rowaddr").to_numpy()
+            among = f"_rowaddr >= {addresses.min()} and _rowaddr <= {addresses.max()}"
+            return {"filter": f"{among} and ({predicate}\n)" if predicate else among}
+        # The list is one of ids, which are the addresses unless they are stable.
+        ids = table.column("_rowid").to_pylist()
+        return {"filter": predicate, "row_addr_allowlist": serialize_row_addrs(ids)}
 
     @property
     def requests(self) -> int:

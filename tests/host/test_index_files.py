@@ -479,13 +479,14 @@ def test_a_save_that_fails_leaves_what_was_there(table: str, tmp_path: Path) -> 
 
 # --- long scans ---
 
-# Parts of a hundred rows, kept at once.
+# Parts of at most a hundred rows, kept at once.
 _LONG = """
 import json, os, sys, time
-from lance_stream.service import indexing
+from lance_stream.service import choosing
 from lance_stream.source.table import Table
 from tests.support.planning import plan
-indexing._PART_ROWS, indexing._SAVE_EVERY_S = 100, 0.0
+choosing._FIRST_ROWS = choosing._MAX_ROWS = 100
+choosing._SAVE_EVERY_S = 0.0
 pause_s, parts = 0.0, []
 matching = Table.matching
 def slowly(self, fragments, part, selection):
@@ -533,11 +534,11 @@ print(json.dumps([first, again, other, rest]))
 )
 
 
-@pytest.fixture(scope="module")
-def long_table(tables: Path) -> str:
-    """The table T(2000, 50), some of it deleted."""
-    uri = str(tables / "long.lance")
-    write_table(uri, 2000, 50)
+@pytest.fixture(scope="module", params=[50, 2000], ids=["many fragments", "one fragment"])
+def long_table(tables: Path, request: pytest.FixtureRequest) -> str:
+    """The table T(2000, 50) or T(2000, 2000), some of it deleted."""
+    uri = str(tables / f"long-{request.param}.lance")
+    write_table(uri, 2000, request.param)
     change(uri, "delete")
     return uri
 
@@ -546,7 +547,9 @@ def test_a_build_that_was_killed_goes_on(long_table: str, tmp_path: Path) -> Non
     """SIGKILL in the middle, twice: what was looked at is not looked at again."""
     partial = tmp_path / "partial"
     whole, rows, fingerprint = run_script(_WHOLE, long_table, "").json()
-    assert len(whole) == 14
+    # Two fragments of 40 live rows, or a hundred rows of the one.
+    assert len(whole) == (20 if "long-50" in long_table else 16)
+    assert rows == len([i for i in range(2000) if i % 7 == 2 and i % 5])
     reached = 0
     for _ in range(2):
         with start_script(_KILLED, long_table, partial) as script:
@@ -568,6 +571,57 @@ def test_progress_of_something_else_is_not_taken(long_table: str, tmp_path: Path
     assert again == [[], rows, fingerprint]
     assert other[:2] == [whole, len([i for i in range(2000) if i % 7 == 3 and i % 5])]
     assert rest == [first] * 5
+
+
+_PARTS = """
+import json, sys, lance
+import pyarrow as pa
+from lance_stream.planning.rows import RowRange
+from lance_stream.service import choosing
+from tests.support.planning import plan
+def looked(uri, **selection):
+    index = plan(uri, shard_rows=50, **selection)
+    return index.chosen.rows(RowRange(0, index.num_rows)).tolist()
+kinds = {
+    "plain": {}, "stable": {"enable_stable_row_ids": True},
+    "first": {"data_storage_version": "legacy"},
+}
+said = []
+for kind, arguments in kinds.items():
+    for indexed in (False, True):
+        uri = f"{sys.argv[1]}/{kind}-{indexed}.lance"
+        table = pa.table({"i": range(1000), "k": [f"u{j % 100}" for j in range(1000)]})
+        lance.write_dataset(table, uri, max_rows_per_file=500, **arguments)
+        lance.dataset(uri).delete("i % 5 = 0")
+        lance.dataset(uri).update({"k": "'moved'"}, where="i % 50 = 3")
+        if indexed:
+            lance.dataset(uri).create_scalar_index("i", "BTREE")
+        for selection in (
+            {"filter": "i % 7 = 2"}, {"filter": "i >= 200 and i < 330 -- few"},
+            {"filter": "i % 2 = 1", "subset": (0, 0.5), "subset_key": "k"}, {"subset": (0.5, 1)},
+        ):
+            for choosing._FIRST_ROWS in (47, 10_000):
+                choosing._MAX_ROWS = choosing._FIRST_ROWS
+                rows = looked(uri, **selection)
+                found = lance.dataset(uri).to_table(columns=["i"]).column("i").to_pylist()
+                said.append([kind, indexed, selection, [found[row] for row in rows]])
+print(json.dumps(said))
+"""
+
+
+def test_parts_of_fragments_give_what_whole_ones_give(tmp_path: Path) -> None:
+    """In every kind of table, with deletions, with an index of the filter's column or none."""
+    said = run_script(_PARTS, tmp_path).json()
+    live = [i for i in range(1000) if i % 5]
+    for in_parts, whole in zip(said[::2], said[1::2], strict=True):
+        assert in_parts == whole
+        selection, rows = whole[2:]
+        if selection.get("filter") == "i % 7 = 2":
+            assert sorted(rows) == [i for i in live if i % 7 == 2]
+        elif "-- few" in selection.get("filter", ""):
+            assert sorted(rows) == [i for i in live if 200 <= i < 330]
+        else:
+            assert 0.1 < len(rows) / len(live) < 0.8
 
 
 def test_build_index_keeps_no_progress_of_what_is_done(table: str, tmp_path: Path) -> None:
@@ -598,7 +652,7 @@ def test_build_index_keeps_no_progress_of_what_is_done(table: str, tmp_path: Pat
 
 _ALIVE = """
 import sys, time
-from lance_stream.service import indexing
+from lance_stream.service import choosing
 from lance_stream.source.table import Table
 from tests.support.planning import FETCHER, request
 uri = sys.argv[1]

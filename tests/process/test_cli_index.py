@@ -132,34 +132,36 @@ def test_places_that_are_refused(table_100: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_scan_is_gone_on_with(tmp_path: Path, out: Path) -> None:
+@pytest.mark.parametrize("rows_per_file", [1000, 200_000])
+def test_a_killed_scan_is_gone_on_with(tmp_path: Path, out: Path, rows_per_file: int) -> None:
     uri = str(tmp_path / "long.lance")
-    write_table(uri, 200_000, 1000, columns=("i",))
-    # Parts of one fragment, kept at once, and looked at slowly.
+    write_table(uri, 200_000, rows_per_file, columns=("i",))
+    # Parts of a thousand rows, kept at once, and looked at slowly.
     slow = """
     import sys, time
-    from lance_stream.service import indexing
+    from lance_stream.service import choosing
     from lance_stream.cli.main import main
-    indexing._PART_ROWS, indexing._SAVE_EVERY_S = 1000, 0.0
-    keep = indexing._keep
+    choosing._FIRST_ROWS = choosing._MAX_ROWS = 1000
+    choosing._SAVE_EVERY_S = 0.0
+    keep = choosing._keep
     def slow_keep(*arguments):
         keep(*arguments)
         print(arguments[-1], flush=True)
         time.sleep(0.05)
-    indexing._keep = slow_keep
+    choosing._keep = slow_keep
     sys.exit(main())
     """
     arguments = ("index", uri, "--out", out, "--filter", "i % 2 = 0", "--shard-rows", 1000)
     partial = Path(f"{out}.partial")
     with start_script(slow, *arguments) as script:
-        wait_until(lambda: "20\n" in script.stdout(), 30, "some parts")
+        wait_until(lambda: "20000\n" in script.stdout(), 30, "some parts")
         script.kill_group()
         script.wait(10)
     assert partial.exists()
     assert not out.exists()
     with start_script(slow, *arguments) as script:
         lines = script.wait(60).check().stdout.split()
-    assert int(lines[0]) > 20
+    assert int(lines[0]) > 20_000
     assert not partial.exists()
     assert ShardIndex.load(out).fingerprint == built(uri, filter="i % 2 = 0", shard_rows=1000)
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lance_stream.planning.layout import shard_stops
-from lance_stream.planning.rows import FragmentRows, FragmentSpan, RowRange
+from lance_stream.planning.rows import FragmentRows, FragmentSpan, RowRange, rows_for
 
 
 def _rows(fragments: FragmentRows, span: FragmentSpan) -> list[tuple[int, int]]:
@@ -131,3 +131,48 @@ def test_the_shards_of_any_table_hold_every_live_row_once_in_order(
     assert [row for piece in pieces for row in piece] == table
     assert all(len(piece) == shard_rows for piece in pieces[:-1])
     assert 1 <= len(pieces[-1]) <= shard_rows
+
+
+@given(
+    counts=st.lists(st.integers(0, 30), min_size=1, max_size=12).filter(any),
+    num_rows=st.integers(1, 50),
+)
+def test_parts_are_whole_fragments_or_rows_of_one(counts: list[int], num_rows: int) -> None:
+    fragments = FragmentRows.from_counts(list(enumerate(counts)))
+    row = 0
+    while row < fragments.num_rows:
+        part = fragments.part(row, num_rows)
+        assert part.start == row
+        assert 1 <= len(part) <= num_rows
+        span = fragments.span(part)
+        whole = sum(counts[i] for i in span.fragment_ids) == len(part)
+        assert whole or len(span.fragment_ids) == 1
+        row = part.stop
+    assert row == fragments.num_rows
+
+
+def test_the_largest_part() -> None:
+    fragments = FragmentRows.from_counts([(0, 10), (1, 10), (2, 100)])
+    assert fragments.part(0, 25) == RowRange(0, 20)
+    assert fragments.part(0, 4) == RowRange(0, 4)
+    # The rest of a fragment comes alone.
+    assert fragments.part(4, 25) == RowRange(4, 10)
+    assert fragments.part(20, 25) == RowRange(20, 45)
+    assert fragments.part(95, 1000) == RowRange(95, 120)
+
+
+@pytest.mark.parametrize(
+    ("rows", "seconds", "then"),
+    [
+        (10_000, 3.0, 10_000),
+        (10_000, 1.5, 20_000),
+        (10_000, 6.0, 5_000),
+        # No more than four times as many, or a quarter, or a thousand.
+        (10_000, 0.0, 40_000),
+        (10_000, 100.0, 2_500),
+        (2_000, 100.0, 1_024),
+        (1, 0.0, 1_024),
+    ],
+)
+def test_parts_take_about_the_same_time(rows: int, seconds: float, then: int) -> None:
+    assert rows_for(3.0, rows, seconds) == then
