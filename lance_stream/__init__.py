@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         TableChangedError,
         TransformError,
         UnsupportedTypeError,
+        VersionGoneError,
         VersionNotFoundError,
     )
     from lance_stream.host.collate import collate
@@ -66,6 +67,7 @@ __all__ = [
     "TableChangedError",
     "TransformError",
     "UnsupportedTypeError",
+    "VersionGoneError",
     "VersionNotFoundError",
     "__version__",
     "build_index",

@@ -23,6 +23,8 @@
 
     ShardCredentialsError        ShardUnavailableError and CredentialsError in one: the store
                                  refused a shard, since keys have lapsed in mid-epoch, for one
+    VersionGoneError             ShardUnavailableError and VersionNotFoundError in one: the
+                                 version of a shard was cleaned up while it was in use
 
 None is a ``FileNotFoundError``: inside a reader, the host takes that to mean "evicted, prepare
 the shard again". Every class takes one message, so that it survives the trip from a DataLoader
@@ -50,6 +52,7 @@ __all__ = [
     "TableChangedError",
     "TransformError",
     "UnsupportedTypeError",
+    "VersionGoneError",
     "VersionNotFoundError",
     "error_from_name",
 ]
@@ -81,6 +84,10 @@ class ShardUnavailableError(LanceStreamError, RuntimeError):
 
 class ShardCredentialsError(ShardUnavailableError, CredentialsError):
     """One shard could not be fetched, because the store refused the credentials."""
+
+
+class VersionGoneError(ShardUnavailableError, VersionNotFoundError):
+    """A shard's version was cleaned up while in use; shards that are cached go on working."""
 
 
 class ShardCorruptError(LanceStreamError, ValueError):

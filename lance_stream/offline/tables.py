@@ -24,7 +24,7 @@ from lance_stream.service.fetching import AttemptError, Fetcher, StreamSource
 from lance_stream.service.indexing import News, no_news
 from lance_stream.service.messages import Plan, Register
 from lance_stream.service.wanted import load_index
-from lance_stream.source.failures import Failure, FailureKind, explain
+from lance_stream.source.failures import Failure, FailureKind, explain_shard
 from lance_stream.source.location import redact
 
 __all__ = [
@@ -215,8 +215,7 @@ def shard_error(source: StreamSource, shard: int, failure: Failure) -> LanceStre
     """The error that a failure at a shard is, in words for the user."""
     subject = shard_subject(source.index, shard)
     message = redact(failure.message, source.register.options.values or {})
-    text = explain(failure.kind, subject, message, failure.detail)
-    return error_from_name(failure.kind.value, text)
+    return error_from_name(*explain_shard(failure, subject, message, failure.detail))
 
 
 def shard_subject(index: ShardIndex, shard: int) -> str:

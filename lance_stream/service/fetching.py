@@ -157,7 +157,7 @@ class Fetcher:
                 raise AttemptError(_another_table(table.version))
             if request.identity is not None:
                 if table_identity(table.manifest()) != request.identity:
-                    raise AttemptError(_another_table(table.version, request.version))
+                    raise AttemptError(_another_table(table.version, request.version, given=True))
                 self._reading(lambda: check_format(table, _order(request), where, news))
                 return None
             order = _order(request)
@@ -345,7 +345,14 @@ class Fetcher:
             uri = self._opening(lambda: locate(request.uri, request.split, known))
             uri, version = self._opening(lambda: dereference(uri, request.version, known))
             address = TableAddress(uri, version, request.timeout_s)
-            return uri, self._opening(lambda: Table(address, made))
+            try:
+                return uri, self._opening(lambda: Table(address, made))
+            except AttemptError as error:
+                if error.failure.kind is FailureKind.VERSION_NOT_FOUND:
+                    # Of a table that is not there every version is missing: say that.
+                    latest = TableAddress(uri, None, request.timeout_s)
+                    self._opening(lambda: Table(latest, made))
+                raise
 
         return self._renewing(options, open_table)
 
@@ -447,10 +454,20 @@ def _told(request: Plan | Poll, options: StorageOptions) -> Iterator[None]:
             msg = f"columns={dict(request.columns)}: fails on rows of the table: {message}"
             raise PlanError(msg) from error
         names = {cls.__name__: cls for cls in LanceStreamError.__subclasses__()}
-        raise names[kind.value](explain(kind, subject, message)) from error
+        text = explain(kind, subject, message, words=error.failure.words)
+        raise names[kind.value](text) from error
 
 
-def _another_table(version: int, asked: int | str | None = None) -> Failure:
+def _another_table(
+    version: int, asked: int | str | None = None, *, given: bool = False
+) -> Failure:
+    """The table is not the index's.
+
+    Args:
+        version: That was opened.
+        asked: As a user gave it.
+        given: Whether the user gave the index.
+    """
     if isinstance(asked, str):
         text = f"{asked!r} stands for version {version}, which is not the one of the index"
     else:
@@ -458,7 +475,11 @@ def _another_table(version: int, asked: int | str | None = None) -> Failure:
             f"version {version} is not the one of the index: the table was made again at the "
             "same uri"
         )
-    return Failure(FailureKind.VERSION_NOT_FOUND, text, retryable=False)
+    cure = "build the dataset again"
+    if given:
+        cure = "make the index again (build_index, lance-stream index), or leave it out"
+    words = ("the index is of something else", cure)
+    return Failure(FailureKind.VERSION_NOT_FOUND, text, retryable=False, words=words)
 
 
 def _order(request: Plan) -> Order:

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from lance_stream.service.events import (
     Asked,
@@ -357,4 +357,5 @@ def _deadly(policy: Policy, deaths: int) -> Failure:
 def _after(failure: Failure, attempts: int) -> Failure:
     if attempts <= 1:
         return failure
-    return Failure(failure.kind, f"{failure.message} (after {attempts} attempts)", retryable=False)
+    message = f"{failure.message} (after {attempts} attempts)"
+    return replace(failure, message=message, retryable=False)

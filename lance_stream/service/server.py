@@ -37,7 +37,7 @@ from lance_stream.service.runtime import Endpoint
 from lance_stream.service.tallies import Tallies
 from lance_stream.service.threads import in_thread
 from lance_stream.shards.ledger import Ledger
-from lance_stream.source.failures import classify, explain
+from lance_stream.source.failures import classify, explain_shard
 from lance_stream.source.location import redact
 from lance_stream.telemetry.stats import prometheus
 
@@ -385,10 +385,10 @@ class Server:
             )
             secret = register.options.values
             cause, detail = redact(outcome.message, secret), redact(outcome.detail, secret)
-            text = explain(outcome.kind, where, cause, detail)
+            name, text = explain_shard(outcome, where, cause, detail)
             self._tallies.add(key.stream, "failures" if reply.final else "retries")
             if reply.final:
-                message = m.Failed(key.stream, key.shard, outcome.kind.value, text)
+                message = m.Failed(key.stream, key.shard, name, text)
             else:
                 message = m.Retry(key.stream, key.shard, text)
             about = {"stream": key.stream, "shard": key.shard, "error": outcome.kind.value}

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 
-__all__ = ["Failure", "FailureKind", "classify", "explain"]
+__all__ = ["Failure", "FailureKind", "classify", "explain", "explain_shard"]
 
 
 class FailureKind(Enum):
@@ -39,12 +39,14 @@ class Failure:
         message: Words of the cause, on one line, without source paths.
         retryable: Whether trying again can help.
         detail: Further lines, such as a traceback.
+        words: What happened and what to do, where that is known better than from the kind.
     """
 
     kind: FailureKind
     message: str
     retryable: bool
     detail: str = ""
+    words: tuple[str, str] | None = None
 
 
 # The patterns take the square of a text's length, and what Lance says may quote a long filter.
@@ -176,7 +178,38 @@ _ADVICE = {
 }
 
 
-def explain(kind: FailureKind, subject: str, cause: str, detail: str = "") -> str:
+# Of a version that was there when the stream was planned.
+_GONE = (
+    "the version was cleaned up, or the table deleted, while it was in use",
+    (
+        "shards that are cached go on working; to go on with the others build the dataset again "
+        "on a version that is there; pin=True holds a version while it is trained on"
+    ),
+)
+
+
+def explain_shard(failure: Failure, subject: str, cause: str, detail: str = "") -> tuple[str, str]:
+    """The error that a failure at a shard is: name of the class, and one paragraph.
+
+    Args:
+        failure: Why it failed.
+        subject: The shard, with its rows, table and version.
+        cause: Words of the cause, without secrets.
+        detail: Further lines, without secrets.
+    """
+    if failure.kind is FailureKind.VERSION_NOT_FOUND:
+        words = failure.words or _GONE
+        return "VersionGoneError", explain(failure.kind, subject, cause, detail, words)
+    return failure.kind.value, explain(failure.kind, subject, cause, detail, failure.words)
+
+
+def explain(
+    kind: FailureKind,
+    subject: str,
+    cause: str,
+    detail: str = "",
+    words: tuple[str, str] | None = None,
+) -> str:
     """One paragraph for a user: what was attempted, what happened, what to do.
 
     Args:
@@ -184,6 +217,7 @@ def explain(kind: FailureKind, subject: str, cause: str, detail: str = "") -> st
         subject: What was attempted, with its identifiers.
         cause: Words of the cause.
         detail: Further lines, put after the paragraph.
+        words: What happened and what to do; None: as the kind says.
     """
-    happened, advice = _ADVICE[kind]
+    happened, advice = words or _ADVICE[kind]
     return f"{subject}: {happened}: {cause}; {advice}" + (f"\n{detail}" if detail else "")

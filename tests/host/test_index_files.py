@@ -16,7 +16,12 @@ import pytest
 from streaming import StreamingDataset
 
 from lance_stream import LanceStream, ShardIndex, build_index
-from lance_stream.errors import IndexFormatError, PlanError, VersionNotFoundError
+from lance_stream.errors import (
+    DatasetNotFoundError,
+    IndexFormatError,
+    PlanError,
+    VersionNotFoundError,
+)
 from lance_stream.host import settling
 from lance_stream.planning import container
 from tests.multi.ranks import environment, free_port
@@ -335,8 +340,20 @@ def test_a_table_that_was_made_again(own: str, tmp_path: Path) -> None:
     path = tmp_path / "x.idx"
     make(own, path)
     change(own, "make again")
-    with pytest.raises(VersionNotFoundError, match=r"version 1 .*the table was made again at the"):
+    says = r"version 1 .*the table was made again at the .*make the index again"
+    with pytest.raises(VersionNotFoundError, match=says) as caught:
         dataset(own, index=path)
+    assert "choose another version" not in str(caught.value)
+
+
+def test_a_table_that_was_deleted(own: str, tmp_path: Path) -> None:
+    """Not a version that is missing, with an index or a version number."""
+    path = tmp_path / "x.idx"
+    make(own, path)
+    shutil.rmtree(own)
+    for arguments in ({"index": path}, {"version": 1}, {"version": 2}):
+        with pytest.raises(DatasetNotFoundError, match=rf"{own}.*there is no Lance table there"):
+            dataset(own, **arguments)
 
 
 def test_a_version_that_was_cleaned_up(own: str, tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ def test_a_version_is_held_while_somebody_trains(table: str, tmp_path: Path) -> 
             ids(batches(data, 0))
         return str(caught.value)
 
-    assert "choose another version" in run_forked(unheld)
+    assert "pin=True holds a version" in run_forked(unheld)
 
 
 def test_the_tag_goes_with_the_dataset(table: str) -> None:

@@ -49,6 +49,9 @@ def test_every_error_is_also_a_builtin_that_fits(cls: type[Exception]) -> None:
     if cls is errors.ShardCredentialsError:
         assert cls.__bases__ == (errors.ShardUnavailableError, errors.CredentialsError)
         return
+    if cls is errors.VersionGoneError:
+        assert cls.__bases__ == (errors.ShardUnavailableError, errors.VersionNotFoundError)
+        return
     base, builtin = cls.__bases__
     assert base is errors.LanceStreamError
     assert vars(builtins)[builtin.__name__] is builtin

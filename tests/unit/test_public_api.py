@@ -32,6 +32,7 @@ PUBLIC = [
     "TableChangedError",
     "TransformError",
     "UnsupportedTypeError",
+    "VersionGoneError",
     "VersionNotFoundError",
     "__version__",
     "build_index",
