@@ -41,6 +41,7 @@ from lance_stream.service.messages import Options, Register
 from lance_stream.service.runtime import Endpoint
 from lance_stream.shards.ledger import Ledger
 from lance_stream.shards.names import ShardNames
+from lance_stream.shards.regular import read_regular
 from lance_stream.shards.shard_file import OpenShard, open_shard, overhead_row_bytes
 from lance_stream.telemetry.board import Board, take_over
 from lance_stream.telemetry.stats import DAMAGED, FAILED, WAITED_NS, WORKER_NAMES
@@ -138,7 +139,8 @@ class StreamCache:
     def index(self) -> ShardIndex:
         """The shard index, loaded on first use."""
         if self._index is None:
-            self._index = ShardIndex.load(self.address.index_path)
+            path = self.address.index_path
+            self._index = ShardIndex.from_bytes(read_regular(path), path)
         return self._index
 
     @property

@@ -36,7 +36,9 @@ def find_shards(cache: StreamCache, usage: NDArray[np.int64]) -> None:
                 continue
             shard = cache.names.find(entry.name)
             if shard is not None:
-                size = entry.stat().st_size
+                if not entry.is_file(follow_symlinks=False):
+                    continue  # What was planted there; the shard takes its place.
+                size = entry.stat(follow_symlinks=False).st_size
                 usage[shard] = size
                 cache.ledger.charge(shard, size)
             elif cache.limited:

@@ -24,6 +24,7 @@ from lance_stream.service.directory import LOCK_NAME
 from lance_stream.service.fetching import Fetcher, StreamSource
 from lance_stream.service.indexing import News
 from lance_stream.shards.paths import index_name, is_index_name, is_shard_name, shard_name
+from lance_stream.shards.regular import read_regular
 from lance_stream.shards.shard_file import FORMATS, OpenShard, open_shard
 from lance_stream.source.location import redact
 
@@ -229,8 +230,8 @@ def _indexes(directory: str, names: Sequence[str]) -> dict[tuple[str, str], Shar
     """The index of each kind of shard file, by what their names begin and end with."""
     found: dict[tuple[str, str], ShardIndex] = {}
     for name in filter(is_index_name, names):
-        with contextlib.suppress(IndexFormatError, OSError):
-            index = ShardIndex.load(os.path.join(directory, name))
+        with contextlib.suppress(IndexFormatError, ShardCorruptError, OSError):
+            index = _index(directory, name)
             for cache_format in FORMATS:
                 for algorithm in (None, *hash_names()):
                     content = content_fingerprint(index.fingerprint, cache_format, algorithm)
@@ -254,12 +255,17 @@ def _of_something_else(
     return Finding(name, STALE, "of another selection, layout, format or hash of the version")
 
 
+def _index(directory: str, name: str) -> ShardIndex:
+    path = os.path.join(directory, name)
+    return ShardIndex.from_bytes(read_regular(path), path)
+
+
 def _wrong_index(directory: str, name: str, ours: ShardIndex) -> str | None:
     try:
-        index = ShardIndex.load(os.path.join(directory, name))
+        index = _index(directory, name)
     except FileNotFoundError:
         return None
-    except (IndexFormatError, OSError) as error:
+    except (IndexFormatError, ShardCorruptError, OSError) as error:
         return str(error)
     if index_name(index.fingerprint) != name:
         return f"it is the index {index_name(index.fingerprint)}"

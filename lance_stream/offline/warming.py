@@ -287,7 +287,7 @@ def is_whole(source: StreamSource, shard: int) -> int:
     """
     path, index, expected = source.path(shard), source.index, source.header(shard)
     try:
-        status = os.stat(path)
+        status = os.lstat(path)
         name = (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)
         file = open_shard(
             source.register.cache_format, path, expected, index.schema, verified=name

@@ -8,9 +8,11 @@ import shutil
 import time
 from collections.abc import Callable
 
+from lance_stream.errors import ShardCorruptError
 from lance_stream.planning.index import ShardIndex
 from lance_stream.processes import is_alive, this_node, this_writer
 from lance_stream.shards.paths import index_name, is_index_name, new_temporary_name
+from lance_stream.shards.regular import read_regular
 
 __all__ = ["lay_down_index", "ledger_path", "remove", "sweep_ledgers", "sweep_left_behind"]
 
@@ -36,11 +38,10 @@ def lay_down_index(directory: str, index: ShardIndex) -> str:
 
 
 def _content(path: str) -> bytes | None:
-    """What a file holds; None if it is not there."""
+    """What a file holds; None if it is not there, or no plain file."""
     try:
-        with open(path, "rb") as file:
-            return file.read()
-    except FileNotFoundError:
+        return read_regular(path)
+    except (FileNotFoundError, ShardCorruptError):
         return None
 
 

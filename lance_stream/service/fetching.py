@@ -33,6 +33,7 @@ from lance_stream.service.window_index import WindowIndexes
 from lance_stream.shards.header import ShardHeader
 from lance_stream.shards.names import ShardNames
 from lance_stream.shards.paths import new_temporary_name
+from lance_stream.shards.regular import read_regular
 from lance_stream.shards.shard_file import write_shard
 from lance_stream.source.failures import Failure, FailureKind, classify, explain
 from lance_stream.source.growth import GrowingTable
@@ -85,10 +86,11 @@ class StreamSource:
 
         Raises:
             IndexFormatError: It is damaged.
+            ShardCorruptError: It is no plain file.
             OSError: It cannot be read.
         """
-        index = ShardIndex.load(register.index_path)
-        return cls(register, index)
+        path = register.index_path
+        return cls(register, ShardIndex.from_bytes(read_regular(path), path))
 
     @property
     def fingerprint(self) -> str:

@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 import socket
+import stat
 import struct
 import time
 from collections.abc import Callable
@@ -420,6 +421,8 @@ def _same_user(peer: socket.socket) -> bool:
 
 def _size(path: str) -> int | None:
     try:
-        return os.stat(path).st_size
+        status = os.lstat(path)
     except FileNotFoundError:
         return None
+    # What was planted there is no shard; publishing one takes its place.
+    return status.st_size if stat.S_ISREG(status.st_mode) else None

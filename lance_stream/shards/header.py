@@ -10,6 +10,7 @@ from typing import Any
 from lance_stream.errors import ShardCorruptError
 from lance_stream.planning.checksum import DEFAULT_HASH, Checksum, footer
 from lance_stream.shards.mapping import map_readonly
+from lance_stream.shards.regular import open_regular
 
 __all__ = ["MappedFile", "ShardHeader", "expect", "sign"]
 
@@ -60,9 +61,9 @@ class MappedFile:
 
         Raises:
             FileNotFoundError: There is no such file.
-            ShardCorruptError: It is empty.
+            ShardCorruptError: It is empty, or no plain file.
         """
-        with open(path, "rb") as file:
+        with open(open_regular(path), "rb") as file:
             status = os.fstat(file.fileno())
             self.num_bytes = status.st_size
             self.inode = (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)

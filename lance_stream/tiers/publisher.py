@@ -49,7 +49,7 @@ class _Opened:
 
     def __init__(self, path: str, on_close: Callable[[int], None]) -> None:
         self._on_close = on_close
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._descriptor = _open_plainly(path, os.O_RDONLY | os.O_CLOEXEC)
         self.num_bytes = os.fstat(self._descriptor).st_size
 
     def read(self) -> bytes:
@@ -178,7 +178,7 @@ class Publisher:
             if opened is not None:
                 content = opened.read()
             else:
-                with open(path, "rb") as file:
+                with open(path, "rb", opener=_open_plainly) as file:
                     content = file.read()
         except FileNotFoundError:
             self._count(gone=1)
@@ -202,3 +202,8 @@ class Publisher:
         with self._lock:
             sums = {name: getattr(self._counts, name) + more for name, more in numbers.items()}
             self._counts = replace(self._counts, **sums)
+
+
+def _open_plainly(path: str, flags: int) -> int:
+    """Neither wait for a pipe nor follow a link that was planted in a cache directory."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)

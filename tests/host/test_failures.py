@@ -64,6 +64,30 @@ def test_a_shard_that_cannot_be_had(tmp_path: Path, workers: int) -> None:
     assert sorted(again) == list(range(100))
 
 
+@pytest.mark.parametrize("limit", [None, "1mb"])
+def test_what_was_planted_in_the_cache_is_replaced(tmp_path: Path, limit: str | None) -> None:
+    """A pipe, which would be waited for, and links, which may lead anywhere."""
+    uri, local = str(tmp_path / "t.lance"), tmp_path / "cache"
+    write_table(uri, 100, 25)
+
+    def run() -> list[int]:
+        data = dataset(uri, shard_rows=10, local=str(local), host={"cache_limit": limit})
+        return ids(batches(data, 0))
+
+    assert sorted(run_forked(run)) == list(range(100))
+    files = sorted(local.glob("*.arrow"))
+    pipe, dangling, linked, *_ = [path for path in files if "index" not in path.name]
+    os.rename(linked, tmp_path / "away")
+    linked.symlink_to(tmp_path / "away")
+    for path in (pipe, dangling, *local.glob("*.index.arrow")):
+        path.unlink()
+        if path is not dangling:
+            os.mkfifo(path)
+    dangling.symlink_to("/nonexistent/x")
+    assert sorted(run_forked(run)) == list(range(100))
+    assert all(path.is_file() and not path.is_symlink() for path in local.glob("*.arrow"))
+
+
 def _file_of_fragment(uri: str, number: int) -> Path:
     script = """
 import sys, json, lance

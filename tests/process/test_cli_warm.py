@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -296,6 +297,31 @@ def test_bad_files(growing: tuple[str, Path], cache: Path) -> None:
     assert "checksum does not match" in findings[names[0]][1]
     assert "row 4 of the shard, column 's': 'planted' in the file" in findings[names[5]][1]
     assert {path: path.stat().st_mtime_ns for path in cache.iterdir()} == before
+
+
+def test_planted_files(growing: tuple[str, Path], cache: Path) -> None:
+    """Pipes are not waited for, links not followed: found by verify, and replaced by warm."""
+    names = shards(cache)
+    away = cache.parent / "away"
+    os.rename(cache / names[2], away)
+    for name in names[:2]:
+        (cache / name).unlink()
+    os.mkfifo(cache / names[0])
+    (cache / names[1]).symlink_to("/nonexistent/x")
+    (cache / names[2]).symlink_to(away)
+    index = next(cache.glob("*.index.arrow"))
+    index.unlink()
+    os.mkfifo(index)
+    told, findings = verify(growing[0], cache, "--version", 1)
+    assert not told["ok"]
+    assert set(findings) == {*names[:3], index.name}
+    assert all(kind == "bad" for kind, _ in findings.values())
+    assert all("not a plain file" in reason for _, reason in findings.values())
+    repair = ("--version", 1, "--local", cache, "--shard-rows", 10, "--json")
+    warmed = json.loads(lance_stream("warm", growing[0], *repair).stdout)
+    assert (warmed["shards"], warmed["kept_shards"]) == (10, 7)
+    assert verify(growing[0], cache, "--version", 1)[1] == {}
+    assert all(stat.S_ISREG(path.lstat().st_mode) for path in cache.iterdir())
 
 
 def plant_other_rows(uri: str, path: Path, shard: int) -> None:
