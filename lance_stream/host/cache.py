@@ -232,7 +232,7 @@ class StreamCache:
         """Bytes to expect of a shard's file; errs high."""
         index = self.index
         rows = len(index.shard_rows(shard))
-        return index.row_size.shard_bytes(rows) + rows * self._overhead_row_bytes
+        return index.shard_bytes(shard) + rows * self._overhead_row_bytes
 
     def subject(self, shard: int) -> str:
         """The shard in words."""

@@ -157,7 +157,7 @@ def shard_facts(index: ShardIndex) -> dict[str, Any]:
     count = index.num_shards
     some = sorted({round(at * (count - 1) / _LOOKED_AT) for at in range(_LOOKED_AT + 1)})
     rows = [len(index.shard_rows(shard)) for shard in some]
-    sizes = [index.row_size.shard_bytes(number) for number in rows]
+    sizes = [index.shard_bytes(shard) for shard in some]
     requests = [_requests(index, shard) for shard in some]
     return {
         "num_shards": count,

@@ -50,7 +50,7 @@ class SharedPlace:
             in_parallel(look, range(index.num_shards), workers, stop)
         ) as results:
             found = [shard for shard, is_there in results if is_there]
-        return {s: index.row_size.shard_bytes(len(index.shard_rows(s))) for s in found}
+        return {s: index.shard_bytes(s) for s in found}
 
     def put(self, source: StreamSource, shard: int, path: str) -> None:
         """Put the content of a file into it, and remove the file.

@@ -69,7 +69,7 @@ class _Shards(Sequence[ShardInfo]):
         if at < 0:
             at += len(self)
         rows = len(self._index.shard_rows(at))
-        estimate = self._index.row_size.shard_bytes(rows)
+        estimate = self._index.shard_bytes(at)
         return ShardInfo(rows, estimate, tuple(self._index.selected_ranges(at)))
 
     def __iter__(self) -> Iterator[ShardInfo]:
@@ -90,8 +90,10 @@ class ShardIndex:
         fragments: Live rows of each fragment.
         chosen: Which live rows are selected; None for the first ``num_rows`` of them.
         shard_stops: int64 array (shards,), cumulative rows.
-        row_size: Sampled size of a row.
+        row_size: Size of a row, sampled, or measured if ``exact_bytes`` is there.
         window: Of a round of ``follow``: which part of the table is streamed; else None.
+        exact_bytes: int64 array (shards,): bytes of the rows of each shard, where the index was
+            made by measuring them all; None: as ``row_size`` has it.
     """
 
     uri: str
@@ -105,6 +107,7 @@ class ShardIndex:
     shard_stops: NDArray[np.int64]
     row_size: RowSize
     window: Window | None = None
+    exact_bytes: NDArray[np.int64] | None = None
 
     @property
     def num_rows(self) -> int:
@@ -132,6 +135,13 @@ class ShardIndex:
             raise IndexError(msg)
         start = int(self.shard_stops[shard - 1]) if shard else 0
         return RowRange(start, int(self.shard_stops[shard]))
+
+    def shard_bytes(self, shard: int) -> int:
+        """Bytes to expect of a shard's file; errs high, and only a little if all were measured."""
+        rows = len(self.shard_rows(shard))
+        if self.exact_bytes is None:
+            return self.row_size.shard_bytes(rows)
+        return int(self.exact_bytes[shard]) + self.row_size.shard_overhead_bytes
 
     def selected_ranges(self, shard: int) -> list[RowRange]:
         """Rows of one shard, numbered within the selection; ascending but in a window."""
@@ -265,7 +275,11 @@ class ShardIndex:
             "selection": self.selection.as_json(),
             "layout": self.layout.as_json(),
             "columns": {field.name: type_name(field) for field in self.schema},
-            "estimated_bytes": round(self.row_size.mean_bytes * self.num_rows),
+            "estimated_bytes": (
+                round(self.row_size.mean_bytes * self.num_rows)
+                if self.exact_bytes is None
+                else int(self.exact_bytes.sum())
+            ),
             "estimated_shard_bytes": self.shards[0].estimated_bytes,
         }
 
@@ -291,6 +305,8 @@ class ShardIndex:
         }
         if self.chosen is not None:
             arrays["chosen"] = self.chosen.bits
+        if self.exact_bytes is not None:
+            arrays["exact_bytes"] = self.exact_bytes
         return container.pack(_HEADER, header, arrays)
 
     @classmethod
@@ -336,6 +352,7 @@ class ShardIndex:
                 shard_stops=arrays["shard_stops"],
                 row_size=RowSize(*header["row_size"]),
                 window=None if window is None else Window.from_json(window),
+                exact_bytes=arrays.get("exact_bytes"),
             )
         except container.DAMAGE as error:
             msg = f"{name} is a damaged lance_stream shard index: {error!r}"

@@ -69,6 +69,7 @@ class ExactCut:
         self._stops: list[int] = []
         self._rows = 0
         self._open_bytes = 0.0
+        self._bytes: list[float] = []
 
     def add(self, sizes: NDArray[np.float64]) -> None:
         """Take the bytes of the next rows."""
@@ -83,6 +84,7 @@ class ExactCut:
                 self._open_bytes += float(total[-1] - total[begin])
                 break
             self._stops.append(self._rows + stop)
+            self._bytes.append(self._open_bytes + float(total[stop] - total[begin]))
             self._open_bytes = 0.0
             begin = stop
         self._rows += len(sizes)
@@ -92,6 +94,12 @@ class ExactCut:
         closed = self._stops[-1] if self._stops else 0
         ends = self._stops if closed == self._rows else [*self._stops, self._rows]
         return np.array(ends, np.int64)
+
+    def shard_bytes(self) -> NDArray[np.int64]:
+        """Bytes of the rows of each shard, once all rows were given."""
+        closed = self._stops[-1] if self._stops else 0
+        found = self._bytes if closed == self._rows else [*self._bytes, self._open_bytes]
+        return np.ceil(np.array(found)).astype(np.int64)
 
     @property
     def num_rows(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from lance_stream.errors import PlanError
@@ -31,6 +31,8 @@ _SIZE = re.compile(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([a-z]*)\s*", re.IGNOR
 # Standard deviations above the mean that an estimate is raised by: an estimate that is too low
 # lets the cache grow past its limit, one that is too high only evicts a little early.
 _MARGIN_DEVIATIONS = 2.0
+# Files that take so much more than the samples hold rows that those missed.
+_FILES_SAY_MORE = 1.25
 
 
 def parse_bytes(value: int | str, argument: str) -> int:
@@ -78,6 +80,19 @@ class RowSize:
         """Bytes to expect of a shard file of so many rows; errs high."""
         spread = _MARGIN_DEVIATIONS * self.deviation_bytes * math.sqrt(num_rows)
         return int(self.shard_overhead_bytes + self.mean_bytes * num_rows + spread) + 1
+
+    def of_files(self, file_bytes: float) -> RowSize:
+        """The size, where the table's files are so large that the samples missed large rows.
+
+        Files are compressed: rows take at least what they take there. They are no smaller than
+        the samples say by chance, and small ones mostly hold what is not rows.
+
+        Args:
+            file_bytes: Mean bytes that a row takes in the table's files; 0 if not known.
+        """
+        if file_bytes <= _FILES_SAY_MORE * self.mean_bytes:
+            return self
+        return replace(self, mean_bytes=file_bytes)
 
 
 def estimate_row_size(runs: Sequence[tuple[int, int]], shard_overhead_bytes: int) -> RowSize:

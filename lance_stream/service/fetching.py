@@ -308,7 +308,7 @@ class Fetcher:
         # Two datasets of one process may fetch the same shard into the same directory.
         unique = f"{next(self._writes)}-{source.name(shard)}"
         path = os.path.join(register.directory, new_temporary_name(unique, *self._writer))
-        expected = source.index.row_size.shard_bytes(header.num_rows)
+        expected = source.index.shard_bytes(shard)
         with _writing(path, register.directory, expected):
             num_bytes = self.shared.take(register, header, path)
         if num_bytes is not None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from lance_stream.errors import EmptyStreamError
 from lance_stream.planning.fingerprint import table_identity
@@ -89,8 +88,14 @@ def make_index(uri: str, table: Table, order: Order, where: str, news: News) -> 
     identity = table_identity(table.manifest())
     selected = choose(table, fragments, selection, where, identity, news, order.partial_path)
     schema, size = _rows(table, uri, fragments, selected, order, where, identity, news)
+    whole = selected.count == fragments.num_rows and table.is_all(selection)
+    if whole and selection.transform is None:
+        size = size.of_files(table.file_bytes_per_row())
+    exact_bytes = None
     if order.exact:
-        stops = _exact_stops(table, fragments, selected, order, size, news)
+        cut = _exact_cut(table, fragments, selected, order, size, news)
+        stops, exact_bytes = cut.stops(), cut.shard_bytes()
+        size = replace(size, mean_bytes=float(exact_bytes.sum()) / selected.count)
     else:
         shard_rows = order.shard_rows or rows_per_shard(size, order.shard_bytes)
         stops = shard_stops(selected.count, shard_rows)
@@ -108,6 +113,7 @@ def make_index(uri: str, table: Table, order: Order, where: str, news: News) -> 
         chosen=selected.chosen,
         shard_stops=stops,
         row_size=size,
+        exact_bytes=exact_bytes,
     )
 
 
@@ -197,14 +203,14 @@ def finished(
         raise TransformFailedError(msg) from error
 
 
-def _exact_stops(
+def _exact_cut(
     table: Table,
     fragments: FragmentRows,
     selected: Selected,
     order: Order,
     size: RowSize,
     news: News,
-) -> NDArray[np.int64]:
+) -> ExactCut:
     """Cut by the bytes of every row: reads the selection once, a few shards at a time."""
     cut = ExactCut(order.shard_bytes)
     step = rows_per_shard(size, order.shard_bytes)
@@ -219,7 +225,7 @@ def _exact_stops(
             for part in finished(read, order.selection, order.search_path, "").to_batches():
                 cut.add(row_bytes(part.columns))
     news("measuring rows", selected.count, selected.count)
-    return cut.stops()
+    return cut
 
 
 def sampled_size(runs: Sequence[pa.Table]) -> RowSize:

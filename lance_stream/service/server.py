@@ -204,8 +204,7 @@ class Server:
                     self._tallies.add(stream, "in_cache")
                     self._send(client, m.Done(stream, shard, found))
                     return
-                rows = source.index.shard_rows(shard)
-                expected = source.index.row_size.shard_bytes(len(rows))
+                expected = source.index.shard_bytes(shard)
                 function = source.index.selection.transform
                 policy = s.Policy(
                     source.register.timeout_s,

@@ -41,6 +41,9 @@ _PROBE_ROWS = 2
 _PROBE_ROW_BYTES = 1024.0
 # Files of Lance's first format.
 _LEGACY = "0.1"
+# What a data file takes besides rows, at most: its footer, and descriptions of its columns.
+_FILE_BYTES = 4096
+_FILE_COLUMN_BYTES = 1024
 # Caches of one open table; Lance's own defaults are gigabytes.
 _INDEX_CACHE_BYTES = 4 << 20
 _METADATA_CACHE_BYTES = 32 << 20
@@ -123,6 +126,35 @@ class Table:
         Not Lance's own JSON, which takes 0.1 ms a fragment and gains fields with its versions.
         """
         return [files_of(fragment.metadata) for fragment in self._fragments.values()]
+
+    def is_all(self, selection: Selection) -> bool:
+        """Whether a selection has every column, as it is stored."""
+        if selection.columns is None:
+            return True
+        plain = {name for name, expression in selection.columns if name == expression}
+        return plain.issuperset(self.column_names)
+
+    def file_bytes_per_row(self) -> float:
+        """Mean bytes that a row takes in the data files, from the manifest alone.
+
+        Without what a file takes besides rows; 0.0 where files hold columns that were dropped, or
+        sizes are not known.
+        """
+        known = set()
+        todo = list(self.dataset.lance_schema.fields())
+        while todo:
+            field = todo.pop()
+            known.add(field.id())
+            todo += field.children()
+        num_bytes = num_rows = 0
+        for fragment in self._fragments.values():
+            num_rows += fragment.physical_rows
+            for file in fragment.metadata.files:
+                if not file.file_size_bytes or not known.issuperset(file.fields):
+                    return 0.0
+                besides = _FILE_BYTES + _FILE_COLUMN_BYTES * len(file.fields)
+                num_bytes += max(0, file.file_size_bytes - besides)
+        return num_bytes / num_rows
 
     def schema(self, selection: Selection) -> pa.Schema:
         """Schema of the selected columns; reads no data.

@@ -79,6 +79,39 @@ def test_every_planning_option(table_5000: str, out: Path) -> None:
     )
 
 
+_SKEWED = """
+import os, sys, lance
+import pyarrow as pa
+# One row in 2,000 is large; the samples of a few runs hold none of them.
+rows = [os.urandom(300_000) if i % 2000 == 999 else b"abc" for i in range(40_000)]
+lance.write_dataset(pa.table({"b": rows}), sys.argv[1], max_rows_per_file=20_000)
+lance.write_dataset(pa.table({"b": rows, "i": range(len(rows))}), sys.argv[2])
+lance.dataset(sys.argv[2]).drop_columns(["b"])
+"""
+
+
+def test_rare_large_rows(tmp_path: Path, out: Path) -> None:
+    """Sizes of files count where the samples miss them; all rows do with --exact."""
+    uri, dropped = str(tmp_path / "skewed.lance"), str(tmp_path / "dropped.lance")
+    run_script(_SKEWED, uri, dropped).check()
+    total = 20 * 300_000 + 40_000 * 7
+
+    def told(table: str, *arguments: object) -> dict[str, Any]:
+        whole = ("index", table, "--out", out, "--shard-bytes", "1mb", "--json", *arguments)
+        return json.loads(lance_stream(*whole).stdout)
+
+    plain = told(uri)
+    assert 0.8 * total < plain["estimated_bytes"] < 1.25 * total
+    assert 0.75 * total / (1 << 20) < plain["num_shards"] < 1.5 * total / (1 << 20)
+    exact = told(uri, "--exact")
+    assert abs(exact["estimated_bytes"] - total) < 0.02 * total
+    index = ShardIndex.load(out)
+    assert all(shard.estimated_bytes < (1 << 20) + 10_000 for shard in index.shards)
+    assert sum(shard.estimated_bytes for shard in index.shards) < 1.1 * total
+    # A file that still holds a column that was dropped says nothing of the others.
+    assert told(dropped)["estimated_bytes"] < 1.25 * 40_000 * 8
+
+
 def test_exact_cuts(table_5000: str, out: Path) -> None:
     lance_stream("index", table_5000, "--out", out, "--exact", "--shard-bytes", "8kb").check()
     assert ShardIndex.load(out).fingerprint == built(table_5000, exact=True, shard_bytes="8kb")

@@ -70,6 +70,7 @@ def parts(index: ShardIndex) -> dict[str, Any]:
         "fragments": (index.fragments.ids.tolist(), index.fragments.stops.tolist()),
         "shard_stops": index.shard_stops.tolist(),
         "row_size": index.row_size,
+        "exact_bytes": None if index.exact_bytes is None else index.exact_bytes.tolist(),
     }
 
 
@@ -106,6 +107,7 @@ def test_golden_fingerprint() -> None:
             )
         },
         {"shard_stops": np.array([1000], np.int64)},
+        {"exact_bytes": np.array([1, 2, 3, 2**40], np.int64)},
     ],
 )
 def test_an_index_survives_its_file(tmp_path: Path, changes: dict[str, Any]) -> None:
@@ -121,6 +123,14 @@ def test_an_index_survives_its_file(tmp_path: Path, changes: dict[str, Any]) -> 
 
 def test_equal_indexes_make_equal_files() -> None:
     assert make_index().to_bytes() == make_index().to_bytes()
+
+
+def test_bytes_that_were_measured_are_told() -> None:
+    index = make_index(exact_bytes=np.array([100, 2000, 30, 4], np.int64))
+    assert [shard.estimated_bytes for shard in index.shards] == [4196, 6096, 4126, 4100]
+    assert index.describe()["estimated_bytes"] == 2134
+    # The shard files are the same ones.
+    assert index.fingerprint == make_index().fingerprint
 
 
 def test_shards_are_a_sequence() -> None:

@@ -191,3 +191,18 @@ def test_a_million_rows_are_cut_at_once() -> None:
     shards = np.diff(total[np.concatenate([[0], stops])])
     assert shards.max() <= 1 << 20
     assert shards[:-1].min() > (1 << 20) - 3000
+
+
+@given(
+    sizes=st.lists(st.integers(0, 50), min_size=1, max_size=60),
+    limit=st.integers(1, 120),
+    parts=st.integers(1, 7),
+)
+def test_the_bytes_of_each_shard_are_known(sizes: list[int], limit: int, parts: int) -> None:
+    cut = ExactCut(limit)
+    for start in range(0, len(sizes), parts):
+        cut.add(np.array(sizes[start : start + parts], np.float64))
+    stops = cut.stops().tolist()
+    expected = [sum(sizes[a:b]) for a, b in zip([0, *stops[:-1]], stops, strict=True)]
+    assert cut.shard_bytes().tolist() == expected
+    assert sum(expected) == sum(sizes)

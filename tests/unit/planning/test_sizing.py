@@ -122,3 +122,10 @@ def test_rows_per_shard(mean: float, shard_bytes: int, rows: int) -> None:
 
 def test_rows_without_bytes_still_make_a_plan() -> None:
     assert rows_per_shard(RowSize(0.0, 0.0, 0), 1) >= 1
+
+
+def test_files_say_more_than_samples_that_missed_large_rows() -> None:
+    size = RowSize(100.0, 5.0, 1000)
+    # Compressed, or about what the samples say.
+    assert size.of_files(0.0) == size.of_files(20.0) == size.of_files(120.0) == size
+    assert size.of_files(600.0) == RowSize(600.0, 5.0, 1000)
