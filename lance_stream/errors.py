@@ -15,6 +15,7 @@
     ├── PlanError                (ValueError)    a bad argument: column, expression, size
     ├── TransformError           (RuntimeError)  the user's transform failed: holds its traceback
     ├── EmptyStreamError         (ValueError)    nothing to stream
+    ├── IndexFileError           (OSError)       an index file cannot be read or written
     ├── IndexFormatError         (ValueError)    not an index, or a damaged or newer one
     ├── StateMismatchError       (ValueError)    ranks or checkpoints that describe different data
     ├── TableChangedError        (ValueError)    a followed table was not only appended to
@@ -40,6 +41,7 @@ __all__ = [
     "DatasetNotFoundError",
     "DownloadProcessError",
     "EmptyStreamError",
+    "IndexFileError",
     "IndexFormatError",
     "LanceStreamError",
     "NoNewDataError",
@@ -116,6 +118,10 @@ class PlanError(LanceStreamError, ValueError):
 
 class EmptyStreamError(LanceStreamError, ValueError):
     """The selection holds no rows."""
+
+
+class IndexFileError(LanceStreamError, OSError):
+    """An index file cannot be read or written: names the place. Its cause has the details."""
 
 
 class IndexFormatError(LanceStreamError, ValueError):

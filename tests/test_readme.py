@@ -39,10 +39,19 @@ def test_selection_snippet_is_valid() -> None:
     run_script(SNIPPETS[2]).check()
 
 
+def test_index_snippet_runs(tmp_path: Path) -> None:
+    """An index made, saved and loaded, as printed, on a table with such a column."""
+    write_table(str(tmp_path / "train.lance"), 100, 25)
+    script = tmp_path / "index.py"
+    script.write_text(SNIPPETS[3].replace("label <", "i <"))
+    result = run_script(script, cwd=tmp_path).check()
+    assert result.stdout.startswith("50 3 (RowRange(start=0, stop=20),)")
+
+
 def test_batched_snippet_runs(tmp_path: Path) -> None:
     """LanceStreamingDataset, as printed, on a table with such columns."""
     write_table(str(tmp_path / "train.lance"), 100, 25)
-    snippet = SNIPPETS[3].replace('"image"', '"v"').replace('"label"', '"i"')
+    snippet = SNIPPETS[4].replace('"image"', '"v"').replace('"label"', '"i"')
     script = tmp_path / "train.py"
     script.write_text(snippet + "        print(images.shape, labels.dtype)\n")
     result = run_script(script, cwd=tmp_path).check()

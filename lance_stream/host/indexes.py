@@ -116,6 +116,8 @@ def build_index(
     partial = None if partial_path is None else os.path.abspath(os.fspath(partial_path))
     if partial is not None and not os.path.isdir(os.path.dirname(partial)):
         raise PlanError(f"partial_path={partial!r}: there is no such directory")
+    if partial is not None and os.path.isdir(partial):
+        raise PlanError(f"partial_path={partial!r} is a directory: name a file in it")
     request = wanted.request(
         timeout_s=float(download_timeout),
         attempts=1 + int(download_retry),

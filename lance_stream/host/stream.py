@@ -81,7 +81,7 @@ class LanceStream(Stream):
             remove it. Where tags cannot be written, a warning says so.
         index: A ``ShardIndex``, or path or URL of one (``build_index``, ``lance-stream index``):
             nothing is planned. One of another table, version or selection is refused.
-        shard_rows: Rows per shard. Default: by ``shard_bytes``.
+        shard_rows: Rows per shard, instead of ``shard_bytes``.
         shard_bytes: Bytes of decoded rows per shard to aim at: an int, or text such as
             ``"32mb"`` (powers of 1024). The size of rows is sampled.
         layout: ``"contiguous"``: a shard is consecutive rows. ``"scattered"``: it is made of runs
@@ -208,7 +208,7 @@ class LanceStream(Stream):
         self.safe_keep_zip = bool(keep_zip)
         self._wanted = wanted
         self._given_index = absolute_index(index)
-        self._pin = bool(pin)
+        self._pin = check_bool(pin, "pin")
         self._shared_cache = () if shared_cache is None else checked_urls(shared_cache)
         self._pinned: PinnedVersion | None = None
         self._zero_copy = check_bool(zero_copy, "zero_copy")

@@ -114,7 +114,8 @@ class IndexFile:
                 self.system.pipe_file(self.inner, data)
         except Exception as error:
             # Each store's client has errors of its own.
-            words = f"{type(error).__name__}: {redact(str(error))}"
+            cause = error.__cause__ or error
+            words = f"{type(cause).__name__}: {redact(str(cause))}"
             msg = f"--out {self.name} cannot be written: {words}; check it and --out-option"
             raise PlanError(msg) from error
         return len(data)

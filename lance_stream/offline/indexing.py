@@ -97,8 +97,14 @@ def run_index(request: IndexRequest, news: News) -> WrittenIndex:
 
 def _partial_path(request: IndexRequest, file: IndexFile) -> str:
     if request.partial is None:
-        return file.partial_path(request.stream.wanted.uri)
+        path = file.partial_path(request.stream.wanted.uri)
+        if os.path.isdir(path):
+            msg = f"{path}, which keeps the progress, is a directory: name a file with --partial"
+            raise PlanError(msg)
+        return path
     path = os.path.abspath(os.path.expanduser(request.partial))
     if not os.path.isdir(os.path.dirname(path)):
         raise PlanError(f"--partial {request.partial}: there is no such directory")
+    if os.path.isdir(path):
+        raise PlanError(f"--partial {request.partial} is a directory: name a file in it")
     return path

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
@@ -12,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from lance_stream.errors import IndexFormatError
+from lance_stream.errors import IndexFileError, IndexFormatError
 from lance_stream.planning import container
 from lance_stream.planning.chosen import ChosenRows
 from lance_stream.planning.fingerprint import array_digest, digest
@@ -76,7 +78,7 @@ class _Shards(Sequence[ShardInfo]):
         return (self[i] for i in range(len(self)))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ShardIndex:
     """Which rows of which table version make which shard. Immutable; holds no credentials.
 
@@ -94,6 +96,7 @@ class ShardIndex:
         window: Of a round of ``follow``: which part of the table is streamed; else None.
         exact_bytes: int64 array (shards,): bytes of the rows of each shard, where the index was
             made by measuring them all; None: as ``row_size`` has it.
+        target_bytes: Bytes of a shard that were aimed at; None: it was cut by rows.
     """
 
     uri: str
@@ -108,6 +111,11 @@ class ShardIndex:
     row_size: RowSize
     window: Window | None = None
     exact_bytes: NDArray[np.int64] | None = None
+    target_bytes: int | None = None
+
+    def __repr__(self) -> str:
+        parts = f"version={self.version}, rows={self.num_rows}, shards={self.num_shards}"
+        return f"ShardIndex({self.uri!r}, {parts})"
 
     @property
     def num_rows(self) -> int:
@@ -293,6 +301,7 @@ class ShardIndex:
             "identity": self.identity,
             "selection": self.selection.as_json(),
             "layout": self.layout.as_json(),
+            "target_bytes": self.target_bytes,
             "row_size": [size.mean_bytes, size.deviation_bytes, size.shard_overhead_bytes],
         }
         if self.window is not None:
@@ -353,6 +362,7 @@ class ShardIndex:
                 row_size=RowSize(*header["row_size"]),
                 window=None if window is None else Window.from_json(window),
                 exact_bytes=arrays.get("exact_bytes"),
+                target_bytes=header.get("target_bytes"),
             )
         except container.DAMAGE as error:
             msg = f"{name} is a damaged lance_stream shard index: {error!r}"
@@ -367,15 +377,22 @@ class ShardIndex:
 
         Raises:
             IndexFormatError: Not an index, damaged, or written by a newer lance_stream.
-            OSError: The file cannot be read.
+            IndexFileError: The file cannot be read.
         """
         path = os.fspath(url)
-        if "://" not in path:
-            with open(path, "rb") as file:
-                return cls.from_bytes(file.read(), path)
-        # Not ``fsspec.open``, which may take a signed URL's question mark for a pattern.
-        system, inner = fsspec.core.url_to_fs(path)
-        return cls.from_bytes(system.cat_file(inner), path)
+        name = _without_secrets(path)
+        try:
+            if "://" not in path:
+                with open(path, "rb") as file:
+                    data = file.read()
+            else:
+                # Not ``fsspec.open``, which may take a signed URL's question mark for a pattern.
+                system, inner = fsspec.core.url_to_fs(path)
+                data = system.cat_file(inner)
+        except Exception as error:
+            # Each store's client has errors of its own.
+            raise IndexFileError(f"the index {name} cannot be read: {_why(error)}") from error
+        return cls.from_bytes(data, name)
 
     def save(self, url: str | os.PathLike[str]) -> None:
         """Write an index file: complete, or not there.
@@ -384,14 +401,25 @@ class ShardIndex:
             url: A path, or any URL that fsspec writes; an object store puts it as one object.
 
         Raises:
-            OSError: It cannot be written.
+            IndexFileError: It cannot be written.
         """
-        path, data = os.fspath(url), self.to_bytes()
+        path = os.fspath(url)
+        name = _without_secrets(path)
+        try:
+            self._write(path)
+        except Exception as error:
+            msg = f"the index cannot be written to {name}: {_why(error)}"
+            raise IndexFileError(msg) from error
+
+    def _write(self, path: str) -> None:
+        data = self.to_bytes()
         if "://" in path and not path.startswith("file://"):
             system, inner = fsspec.core.url_to_fs(path)
             system.pipe_file(inner, data)
             return
         path = path.removeprefix("file://")
+        if os.path.isdir(path):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         temporary = f"{path}.{os.getpid()}.tmp"
         try:
             with open(temporary, "wb") as file:
@@ -407,3 +435,23 @@ class ShardIndex:
 
 def _of_family(window: Window, fingerprint: str) -> str:
     return window.family[:FAMILY_CHARS] + fingerprint[FAMILY_CHARS:]
+
+
+def _without_secrets(url: str) -> str:
+    """A URL without password and query; a path as it is."""
+    if "://" not in url:
+        return url
+    return re.sub(r"://[^/@]*@", "://***@", url.partition("?")[0])
+
+
+def _why(error: Exception) -> str:
+    """What is wrong with a place, and what to do; without the place, which may hold secrets."""
+    if isinstance(error, FileNotFoundError):
+        return "there is no such file or folder"
+    if isinstance(error, IsADirectoryError):
+        return "it is a folder: name a file in it"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    if isinstance(error, ValueError | ImportError):
+        return "it is no path and no URL that fsspec knows: check its protocol"
+    return f"{type(error).__name__}; check the URL and its credentials"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TypeGuard
@@ -10,6 +11,7 @@ from typing import TypeGuard
 from lance_stream.errors import PlanError
 from lance_stream.planning.checksum import is_hash
 from lance_stream.planning.layout import LAYOUTS, Layout
+from lance_stream.planning.selection import shown
 from lance_stream.service.messages import Options
 from lance_stream.shards.shard_file import FORMATS
 from lance_stream.source.location import is_object_store
@@ -36,6 +38,10 @@ _LANCE_NAMES = ("_rowaddr", "_rowid")
 # A message to the download process holds 16 MB.
 _MAX_FILTER_BYTES = 8 << 20
 _MAX_COUNT = 1 << 62
+# What may hold a semicolon that ends nothing, and one that does.
+_SQL_TOKEN = re.compile(
+    r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|`[^`]*`|--[^\n]*|/\*.*?\*/|;", re.DOTALL
+)
 
 
 def check_outside(local: str, uri: str, split: str | None) -> None:
@@ -45,6 +51,13 @@ def check_outside(local: str, uri: str, split: str | None) -> None:
         if local == table or local.startswith(table.rstrip("/") + "/"):
             msg = f"local={local!r} lies inside the table {table!r}: choose a directory elsewhere"
             raise PlanError(msg)
+
+
+def check_bool(value: bool, argument: str) -> bool:
+    """True or False; PlanError for anything else, which would mean one of them by chance."""
+    if not isinstance(value, bool):
+        raise PlanError(f"{argument}={value!r} must be True or False")
+    return value
 
 
 def check_version(version: int | str | None) -> int | str | None:
@@ -77,6 +90,8 @@ def check_columns(
             raise PlanError(
                 f"columns: {name!r} is Lance's own name: call {expression!r} otherwise"
             )
+        if name != expression:
+            _check_one_statement(expression, f"columns: {name!r}")
     names = [name for name, _ in pairs]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -109,6 +124,7 @@ def check_filter(predicate: str | None) -> str | None:
             "rows in a column instead of listing them"
         )
         raise PlanError(msg)
+    _check_one_statement(predicate, "filter")
     return predicate
 
 
@@ -117,6 +133,18 @@ def check_bool(value: bool, argument: str) -> bool:
     if not isinstance(value, bool):
         raise PlanError(f"{argument}={value!r} must be True or False")
     return value
+
+
+def _check_one_statement(text: str, argument: str) -> None:
+    """Refuse text behind the end of a statement, which the parser leaves out without a word."""
+    for token in _SQL_TOKEN.finditer(text):
+        rest = text[token.end() :] if token.group() == ";" else ""
+        if rest.strip():
+            msg = (
+                f"{argument}: there is text after a ';', which ends a statement: "
+                f"{shown(rest.strip())!r}; give one expression"
+            )
+            raise PlanError(msg)
 
 
 def check_limit(limit: int | None) -> int | None:

@@ -20,6 +20,8 @@ __all__ = ["Lease", "PinnedVersion"]
 
 logger = logging.getLogger(__name__)
 
+_WARNED: set[str] = set()
+
 
 class PinnedVersion:
     """A hold on a version of a table: a tag, until closed or the process ends."""
@@ -40,7 +42,9 @@ class PinnedVersion:
                 self.name, message = answer.name, answer.message
         except (OSError, msgspec.DecodeError) as error:
             message = str(error)
-        if not self.name:
+        # Once for a table: a dataset may have hundreds of streams of it.
+        if not self.name and request.uri not in _WARNED:
+            _WARNED.add(request.uri)
             logger.warning(
                 "pin=True: version %d of %s is not held with a tag, a cleanup may remove it while "
                 "it is trained on: %s",

@@ -114,6 +114,7 @@ def make_index(uri: str, table: Table, order: Order, where: str, news: News) -> 
         shard_stops=stops,
         row_size=size,
         exact_bytes=exact_bytes,
+        target_bytes=order.shard_bytes if order.shard_rows is None else None,
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from lance_stream.errors import IndexFormatError, PlanError
+from lance_stream.errors import IndexFileError, IndexFormatError, PlanError
 from lance_stream.planning.index import ShardIndex
 from lance_stream.planning.layout import Layout, shard_stops
 from lance_stream.planning.selection import Selection, shown
@@ -31,6 +31,9 @@ from lance_stream.service.messages import Options, Plan, Window
 from lance_stream.source.location import absolute_uri, redact
 
 __all__ = ["Wanted", "load_index"]
+
+# What is given alike is as good as not given.
+_DEFAULT_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,13 @@ class Wanted:
             PlanError: One is wrong: names it.
         """
         uri = absolute_uri(remote)
+        target_bytes = parse_bytes(shard_bytes, "shard_bytes")
+        if check_shard_rows(shard_rows) is not None and target_bytes != _DEFAULT_BYTES:
+            msg = (
+                f"shard_rows={shard_rows} and shard_bytes={shard_bytes!r} both say how large a "
+                "shard is: leave one out"
+            )
+            raise PlanError(msg)
         names = check_columns(columns)
         check_bool(with_row_id, "with_row_id")
         if with_row_id and any(name == "_rowid" for name, _ in names or ()):
@@ -106,6 +116,7 @@ class Wanted:
             "limit": limit is not None,
             "subset": subset is not None,
             "subset_key": subset_key is not None,
+            "shard_bytes": target_bytes != _DEFAULT_BYTES,
             "layout": layout != "contiguous",
             "run_rows": run_rows != 64,
             "layout_seed": layout_seed != 0,
@@ -129,7 +140,7 @@ class Wanted:
             ),
             layout=check_layout(layout, run_rows, layout_seed),
             shard_rows=check_shard_rows(shard_rows),
-            shard_bytes=parse_bytes(shard_bytes, "shard_bytes"),
+            shard_bytes=target_bytes,
             cache_format=check_cache_format(cache_format),
             options=check_options(storage_options, uri),
             given=frozenset(name for name, is_given in given.items() if is_given),
@@ -222,7 +233,9 @@ class Wanted:
             )
             raise PlanError(msg)
         asked = {**self.selection.as_json(), **_layout(self.layout), "version": self.version}
+        asked["shard_bytes"] = self.shard_bytes
         has = {**index.selection.as_json(), **_layout(index.layout), "version": index.version}
+        has["shard_bytes"] = index.target_bytes
         for argument in sorted(self.given):
             # A tag is looked up with the table.
             if argument == "version" and isinstance(self.version, str):
@@ -261,9 +274,10 @@ def load_index(given: str | os.PathLike[str] | ShardIndex) -> tuple[ShardIndex, 
         return ShardIndex.load(url), name
     except IndexFormatError as error:
         raise IndexFormatError(str(error).replace(url, clean)) from error
-    except Exception as error:
+    except IndexFileError as error:
         # Each store's client has errors of its own, which may quote the url in parts.
-        msg = f"{name} cannot be read: {type(error).__name__}: {redact(str(error))}"
+        cause = error.__cause__ or error
+        msg = f"{name} cannot be read: {type(cause).__name__}: {redact(str(cause))}"
         raise PlanError(msg) from error
 
 

@@ -1,7 +1,11 @@
 """Hold a version of a table with a tag while it is trained on, so that cleanup leaves it alone.
 
-A pin is a tag whose name tells its owner: ``lance_stream.pin.<host>.<pid>.<start>.<token>``. One
-whose owner is gone from this host is stale, and removed by the next pin on the same table.
+A pin is a tag whose name tells its owner:
+``lance_stream.pin.<machine>.<boot>.<pids>.<pid>.<start>.<token>``, with hashes of what names the
+machine, its start and its space of pids (its container). One is stale, and removed by the next
+pin on the same table, if its owner is gone from the same space, or if the machine was started
+again since. Of another machine or container nobody here can tell; and a container does not know
+its machine, since its name and id are those of an image.
 """
 
 from __future__ import annotations
@@ -20,6 +24,8 @@ __all__ = ["pin_version", "unpin"]
 logger = logging.getLogger(__name__)
 
 _PREFIX = "lance_stream.pin."
+# The first space of pids, which no container has (PROC_PID_INIT_INO of Linux).
+_OUTSIDE = "pid:[4026531836]"
 
 
 def pin_version(
@@ -43,12 +49,11 @@ def pin_version(
         BaseException: Whatever Lance raises, where tags cannot be written for one.
     """
     host = _host()
-    name = f"{_PREFIX}{host}.{owner[0]}.{owner[1]}.{secrets.token_hex(4)}"
+    name = f"{_PREFIX}{'.'.join(host)}.{owner[0]}.{owner[1]}.{secrets.token_hex(4)}"
     dataset.tags.create(name, version)
     try:
         for tag in dataset.tags.list():
-            theirs = _owner(tag, host)
-            if theirs is not None and not is_alive(*theirs):
+            if _is_stale(tag, host, is_alive):
                 unpin(dataset, tag)
     except (ValueError, OSError) as error:
         # The version is held all the same.
@@ -56,12 +61,18 @@ def pin_version(
     return name
 
 
-def _owner(tag: str, host: str) -> tuple[int, int] | None:
-    """Pid and start time of who made a pin on this host; None if it is none."""
+def _is_stale(tag: str, host: tuple[str, str, str], is_alive: Callable[[int, int], bool]) -> bool:
+    """Whether a tag is a pin whose owner is known to be gone."""
     parts = tag.removeprefix(_PREFIX).split(".")
-    if not tag.startswith(_PREFIX) or len(parts) != 4 or parts[0] != host:
-        return None
-    return (int(parts[1]), int(parts[2])) if parts[1].isdigit() and parts[2].isdigit() else None
+    if not tag.startswith(_PREFIX) or len(parts) != 6:
+        return False
+    machine, boot, pids, pid, started, _ = parts
+    if machine != host[0] or not (pid.isdigit() and started.isdigit()):
+        return False
+    if boot != host[1]:
+        # Nothing lives longer than the machine runs.
+        return pids == host[2]
+    return pids == host[2] and not is_alive(int(pid), int(started))
 
 
 def unpin(dataset: Any, name: str) -> None:
@@ -73,16 +84,29 @@ def unpin(dataset: Any, name: str) -> None:
             raise
 
 
-def _host() -> str:
-    """This machine since its start, and the container on it: where a pid means something."""
-    parts = {"name": socket.gethostname()}
-    for key, path in (("boot", "/proc/sys/kernel/random/boot_id"), ("pids", "/proc/self/ns/pid")):
-        try:
-            if key == "boot":
-                with open(path) as file:
-                    parts[key] = file.read().strip()
-            else:
-                parts[key] = os.readlink(path)
-        except OSError:
-            continue
-    return digest(parts, 12)
+def _host() -> tuple[str, str, str]:
+    """This machine, its start, and the container on it: where a pid means something."""
+    boot = _first_line("/proc/sys/kernel/random/boot_id")
+    try:
+        pids = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        pids = ""
+    # Without an id of its own a machine is no more than its start.
+    machine = boot
+    if pids == _OUTSIDE:
+        machine = _first_line("/etc/machine-id") or boot
+    name = socket.gethostname()
+    return (
+        digest({"name": name, "machine": machine}, 12),
+        digest({"boot": boot}, 12),
+        digest({"pids": pids}, 12),
+    )
+
+
+def _first_line(path: str) -> str:
+    """Of a file; empty if it cannot be read."""
+    try:
+        with open(path) as file:
+            return file.readline().strip()
+    except OSError:
+        return ""

@@ -328,7 +328,8 @@ class Table:
             # Which knows no such list; and reads what lies before as well.
             addresses = table.column("_rowaddr").to_numpy()
             among = f"_rowaddr >= {addresses.min()} and _rowaddr <= {addresses.max()}"
-            return {"filter": f"{among} and ({predicate}\n)" if predicate else among}
+            alone = (predicate or "").rstrip().removesuffix(";")
+            return {"filter": f"{among} and ({alone}\n)" if alone else among}
         # The list is one of ids, which are the addresses unless they are stable.
         ids = table.column("_rowid").to_pylist()
         return {"filter": predicate, "row_addr_allowlist": serialize_row_addrs(ids)}

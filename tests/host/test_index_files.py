@@ -18,7 +18,9 @@ from streaming import StreamingDataset
 from lance_stream import LanceStream, ShardIndex, build_index
 from lance_stream.errors import (
     DatasetNotFoundError,
+    IndexFileError,
     IndexFormatError,
+    LanceStreamError,
     PlanError,
     VersionNotFoundError,
 )
@@ -418,8 +420,16 @@ def test_files_that_are_no_index(table: str, tmp_path: Path) -> None:
         dataset(table, index="/nonexistent")
     with pytest.raises(PlanError, match="cannot be read: IsADirectoryError"):
         dataset(table, index=table)
-    with pytest.raises(FileNotFoundError, match="nonexistent"):
-        ShardIndex.load("/nonexistent")
+    for place, says in {
+        "/nonexistent": "/nonexistent cannot be read: there is no such file",
+        table: f"{table} cannot be read: it is a folder: name a file in it",
+        "nosuch://u:hidden@b/x?sig=hidden": "nosuch://.*b/x cannot be read: .* fsspec knows",
+    }.items():
+        with pytest.raises(IndexFileError, match=says) as caught:
+            ShardIndex.load(place)
+        assert isinstance(caught.value, LanceStreamError)
+        assert isinstance(caught.value, OSError)
+        assert "hidden" not in str(caught.value)
 
 
 def test_a_damaged_index_in_the_cache_is_made_again(table: str, tmp_path: Path) -> None:
@@ -487,11 +497,17 @@ def test_a_save_that_fails_leaves_what_was_there(table: str, tmp_path: Path) -> 
         return said
 
     before = path.read_bytes()
-    assert run_forked(run) == ["OSError"] * 3
+    assert run_forked(run) == ["IndexFileError"] * 3
     assert path.read_bytes() == before
     assert sorted(os.listdir(tmp_path)) == ["cache-home", "x.idx"]
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        index.save(tmp_path / "nowhere" / "x.idx")
+    for place, says in {
+        tmp_path / "nowhere" / "x.idx": "to .*/nowhere/x.idx: there is no such file or folder",
+        tmp_path: f"to {tmp_path}: it is a folder: name a file in it",
+        "nosuch://b/x": "to nosuch://b/x: .* fsspec knows: check its protocol",
+    }.items():
+        with pytest.raises(IndexFileError, match=says) as caught:
+            index.save(place)
+        assert ".tmp" not in str(caught.value)
 
 
 # --- long scans ---
@@ -673,7 +689,7 @@ from lance_stream.service import choosing
 from lance_stream.source.table import Table
 from tests.support.planning import FETCHER, request
 uri = sys.argv[1]
-indexing._LOOK_EVERY_S = 0.02
+choosing._LOOK_EVERY_S = 0.02
 requests, reading = 0, True
 def count(self):
     global requests

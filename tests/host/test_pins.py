@@ -25,7 +25,7 @@ from tests.support.scripts import run_script
 from tests.support.streams import batches, dataset, ids, wait_until
 from tests.support.tables import write_table
 
-PIN = re.compile(r"lance_stream\.pin\.[0-9a-f]{12}\.\d+\.\d+\.[0-9a-f]{8}")
+PIN = re.compile(r"lance_stream\.pin\.([0-9a-f]{12}\.){3}\d+\.\d+\.[0-9a-f]{8}")
 
 _CHANGE = """
 import sys, lance
@@ -273,11 +273,14 @@ class _Warnings(logging.Handler):
 
 
 def _warned(uri: str, **stream: Any) -> list[Any]:
-    """Two epochs with a pin; what was read, and the warnings."""
+    """Two epochs with a pin, and two more pins; what was read, and the warnings."""
     handler = _Warnings()
     logging.getLogger("lance_stream").addHandler(handler)
     data = dataset(uri, pin=True, shard_rows=10, **stream)
     rows = [ids(batches(data, 2)) for _ in range(2)]
+    # A table is warned of once, however many streams of it there are.
+    for size in (11, 12):
+        dataset(uri, pin=True, shard_rows=size, **stream)
     return [rows, handler.texts]
 
 

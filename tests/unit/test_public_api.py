@@ -15,6 +15,7 @@ PUBLIC = [
     "DatasetNotFoundError",
     "DownloadProcessError",
     "EmptyStreamError",
+    "IndexFileError",
     "IndexFormatError",
     "LanceStream",
     "LanceStreamError",

@@ -153,6 +153,11 @@ def test_options_of_a_store(kind: str, tmp_path: Path, monkeypatch: pytest.Monke
         (("--storage-options-from", "/no.json"), "--storage-options-from /no.json: .*No such"),
         (("--storage-options-from", "a:b", "--storage-option", "k=v"), "makes all options"),
         (("--transform", "x"), "--transform='x' must be text"),
+        (
+            ("--shard-rows", "5", "--shard-bytes", "1mb"),
+            "--shard-rows=5 and --shard-bytes='1mb' both say",
+        ),
+        (("--filter", "i > 5; drop table x"), "--filter: there is text after a ';'"),
         (("--transform-version", "1"), "--transform-version is given without a transform"),
     ],
 )

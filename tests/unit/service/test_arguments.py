@@ -204,3 +204,25 @@ def test_a_stream_takes_nothing_else(argument: str) -> None:
     given: Any = {argument: "yes"}
     with pytest.raises(PlanError, match=f"{argument}='yes' must be True or False"):
         LanceStream("/t.lance", **given)
+
+
+@pytest.mark.parametrize(
+    "predicate",
+    [
+        *("a = 1;", "a = 1 ; ", "s = 'x; y'", "s = 'it''s; so'", '"a;b" = 1', "`a;b` = 1"),
+        *("a = 1 -- b;c", "a /* b; c */ = 1"),
+    ],
+)
+def test_semicolons_that_end_nothing(predicate: str) -> None:
+    assert check_filter(predicate) == predicate
+    assert check_columns({"n": predicate}) == (("n", predicate),)
+    # A name, and no expression.
+    assert check_columns(["a;b"]) == (("a;b", "a;b"),)
+
+
+@pytest.mark.parametrize("predicate", ["id > 5; drop table x", "s = 'a;' ; b", "1=1;;"])
+def test_text_after_the_end_of_a_statement(predicate: str) -> None:
+    with pytest.raises(PlanError, match=r"filter: there is text after a ';', which ends a state"):
+        check_filter(predicate)
+    with pytest.raises(PlanError, match=r"columns: 'n': there is text after a ';'"):
+        check_columns({"n": predicate})
