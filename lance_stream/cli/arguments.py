@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lance_stream.cli.command import option, positive, seconds, subset
+from lance_stream.cli.command import (
+    WrongArgumentError,
+    option,
+    positive,
+    seconds,
+    subset,
+)
 from lance_stream.errors import PlanError
 
 if TYPE_CHECKING:
@@ -247,7 +253,7 @@ def named_options(values: Mapping[str, Any], kind: str) -> dict[str, str]:
         key, variable = _pair(text, f"--{kind}-option-env")
         if variable not in os.environ:
             msg = f"--{kind}-option-env {key}={variable}: {variable} is not in the environment"
-            raise PlanError(msg)
+            raise WrongArgumentError(msg)
         options[key] = os.environ[variable]
     return options
 
@@ -283,7 +289,7 @@ def stream_request(uri: str, values: Mapping[str, Any]) -> StreamRequest:
             **{name: values[name] for name in _SAME},
         )
     except PlanError as error:
-        raise PlanError(_as_options(str(error))) from error
+        raise WrongArgumentError(_as_options(str(error))) from error
     return StreamRequest(
         wanted=wanted,
         index=values.get("index"),
@@ -310,7 +316,7 @@ def _storage_options(values: Mapping[str, Any]) -> dict[str, str] | str:
     if source and _FUNCTION.fullmatch(source) and not os.path.exists(source):
         if values["storage_option"] or values["storage_option_env"]:
             msg = f"--storage-options-from {source} makes all options: leave the others out"
-            raise PlanError(msg)
+            raise WrongArgumentError(msg)
         return source
     return named_options(values, "storage")
 
@@ -328,7 +334,7 @@ def _columns(given: Sequence[str]) -> dict[str, str] | None:
     names = [name for name, _ in pairs]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise PlanError(f"columns names {', '.join(map(repr, twice))} more than once")
+        raise WrongArgumentError(f"columns names {', '.join(map(repr, twice))} more than once")
     return dict(pairs)
 
 
@@ -344,7 +350,7 @@ def _pair(text: str, argument: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals or not key:
         # Not the text itself: it may be a secret.
-        raise PlanError(f"{argument} must be KEY=VALUE")
+        raise WrongArgumentError(f"{argument} must be KEY=VALUE")
     return key, value
 
 
@@ -354,7 +360,7 @@ def _from_file(path: str, argument: str) -> dict[str, Any]:
             value = json.load(file)
     except (OSError, ValueError) as error:
         # The text of a JSON error does not quote the file.
-        raise PlanError(f"{argument} {path}: {error}") from error
+        raise WrongArgumentError(f"{argument} {path}: {error}") from error
     if not isinstance(value, dict):
-        raise PlanError(f"{argument} {path} must hold a JSON object of options")
+        raise WrongArgumentError(f"{argument} {path} must hold a JSON object of options")
     return value

@@ -7,13 +7,13 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
 
 from lance_stream.cli.wording import as_options
-from lance_stream.errors import LanceStreamError
+from lance_stream.errors import LanceStreamError, PlanError
 from lance_stream.source.location import redact
 
 __all__ = [
@@ -23,12 +23,14 @@ __all__ = [
     "WRONG_ARGUMENTS",
     "Command",
     "TerminatedError",
+    "WrongArgumentError",
     "option",
     "paragraph",
     "positive",
     "seconds",
     "subcommand",
     "subset",
+    "wrong_arguments",
 ]
 
 FAILED, WRONG_ARGUMENTS, INTERRUPTED, TERMINATED = 1, 2, 130, 143
@@ -40,6 +42,19 @@ class TerminatedError(KeyboardInterrupt):
 
 _WIDTH = 88
 _OTHER = "Options"
+
+
+class WrongArgumentError(PlanError):
+    """What a command was given is wrong, whatever the table is."""
+
+
+@contextlib.contextmanager
+def wrong_arguments() -> Iterator[None]:
+    """What a check of arguments refuses is the fault of who gave them: exit status 2."""
+    try:
+        yield
+    except PlanError as error:
+        raise WrongArgumentError(str(error)) from error
 
 
 class _Option(click.Option):
@@ -66,7 +81,9 @@ class Command(click.Command):
             status, told = INTERRUPTED, "interrupted"
         except LanceStreamError as error:
             # What follows the first line is for logs: the traceback of a user's function.
-            status, told = FAILED, as_options(str(error).partition("\n")[0])
+            wrong = isinstance(error, WrongArgumentError)
+            status = WRONG_ARGUMENTS if wrong else FAILED
+            told = as_options(str(error).partition("\n")[0])
             _show(error, debug=debug)
         except BrokenPipeError:
             # Whoever read the output has seen enough. Python would complain again at its end.

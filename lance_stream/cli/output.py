@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["News", "print_json", "print_table", "progress_bar", "size"]
+__all__ = ["News", "counted", "print_json", "print_table", "progress_bar", "size"]
 
 # What is being done, how much of it is done, and of how much.
 News = Callable[[str, int, int], None]
@@ -77,6 +77,11 @@ def print_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[obj
     # What is not a terminal gets whole lines, to be searched.
     wide = None if sys.stdout.isatty() else 10_000
     Console(width=wide, soft_wrap=wide is not None).print(table)
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things, in words: 1 shard, 2 shards."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def size(num_bytes: float) -> str:

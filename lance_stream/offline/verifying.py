@@ -23,7 +23,13 @@ from lance_stream.service.arguments import check_hash
 from lance_stream.service.directory import LOCK_NAME
 from lance_stream.service.fetching import Fetcher, StreamSource
 from lance_stream.service.indexing import News
-from lance_stream.shards.paths import index_name, is_index_name, is_shard_name, shard_name
+from lance_stream.shards.paths import (
+    index_name,
+    is_index_name,
+    is_leftover_name,
+    is_shard_name,
+    shard_name,
+)
 from lance_stream.shards.regular import read_regular
 from lance_stream.shards.shard_file import FORMATS, OpenShard, open_shard
 from lance_stream.source.location import redact
@@ -219,7 +225,7 @@ def _sorted_out(source: StreamSource) -> tuple[list[int], list[Finding]]:
             wrong = _wrong_index(directory, name, index)
             if wrong is not None:
                 findings.append(Finding(name, BAD, wrong))
-        elif name.startswith((".tmp-", ".ledger-")):
+        elif is_leftover_name(name):
             findings.append(Finding(name, LEFTOVER, "of a job that runs, or was killed"))
         elif name != LOCK_NAME:
             findings.append(Finding(name, FOREIGN, "not a file of lance_stream"))

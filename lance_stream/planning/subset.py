@@ -2,11 +2,13 @@
 
 Equal values have equal places, in every version of the table and of this library. Integers of any
 width (also dates, times and booleans, by what Arrow stores) hash as 64-bit numbers by SplitMix64,
-floats as doubles likewise, text and bytes (also UUIDs) by XXH3-64 of their bytes, dictionaries as
-what they encode. Null has a place too.
+floats as doubles likewise, text and bytes (also UUIDs) by XXH3-64 of their bytes, decimals as the
+text of their value, dictionaries as what they encode. Null has a place too.
 """
 
 from __future__ import annotations
+
+from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +29,8 @@ def is_hashable(kind: pa.DataType) -> bool:
         return isinstance(kind, pa.UuidType)
     if pat.is_dictionary(kind):
         return is_hashable(kind.value_type)
+    if pat.is_decimal(kind):
+        return True
     return _is_integral(kind) or pat.is_floating(kind) or _is_text(kind)
 
 
@@ -58,6 +62,9 @@ def places(column: pa.Array) -> NDArray[np.float64]:
 
 def _hashes(column: pa.Array) -> NDArray[np.uint64]:
     kind = column.type
+    if pat.is_decimal(kind):
+        # As text without what its scale adds: 1.50 in one scale is 1.5 in another.
+        return _hashes(pa.array([_plain(value) for value in column.to_pylist()], pa.string()))
     if _is_text(kind):
         values = column.cast(pa.large_binary()) if not pat.is_fixed_size_binary(kind) else column
         digest = xxhash.xxh3_64_intdigest
@@ -78,6 +85,14 @@ def _hashes(column: pa.Array) -> NDArray[np.uint64]:
     wide = pa.uint64() if column.type == pa.uint64() else pa.int64()
     numbers = column.cast(wide).fill_null(0).to_numpy(zero_copy_only=False)
     return mixed(numbers.view(np.uint64))
+
+
+def _plain(value: Decimal | None) -> str | None:
+    """A decimal as text, the same for equal values."""
+    if value is None:
+        return None
+    text = format(value, "f")
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -128,13 +128,6 @@ def check_filter(predicate: str | None) -> str | None:
     return predicate
 
 
-def check_bool(value: bool, argument: str) -> bool:
-    """True or False; PlanError for anything else, which may mean the opposite of its truth."""
-    if not isinstance(value, bool):
-        raise PlanError(f"{argument}={value!r} must be True or False")
-    return value
-
-
 def _check_one_statement(text: str, argument: str) -> None:
     """Refuse text behind the end of a statement, which the parser leaves out without a word."""
     for token in _SQL_TOKEN.finditer(text):

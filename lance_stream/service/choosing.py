@@ -113,7 +113,7 @@ def _check_key(table: Table, selection: Selection) -> None:
     if not is_hashable(table.column_type(key)):
         msg = (
             f"subset_key={key!r} is of type {table.column_type(key)}: choose a column of numbers, "
-            "text, bytes or times"
+            "text, bytes, times or booleans"
         )
         raise PlanError(msg)
 

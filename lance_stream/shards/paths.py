@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 __all__ = [
     "index_name",
     "is_index_name",
+    "is_leftover_name",
     "is_shard_name",
     "new_temporary_name",
     "shard_name",
@@ -23,6 +24,7 @@ _INDEX = re.compile(r"[0-9a-f]{20}\.index\.arrow")
 _TEMPORARY = re.compile(r"\.tmp-([0-9]+)-([0-9]+)-(?:n([0-9a-f]{12})-)?.*")
 # A file that a process of another node writes is touched more often: a fetch has a deadline.
 _FOREIGN_AGE_S = 86400.0
+_LEFTOVER = re.compile(r"\.(?:tmp|ledger)-[0-9]+-[0-9]+-.*")
 
 
 def shard_name(fingerprint: str, shard: int, cache_format: str = "arrow") -> str:
@@ -55,6 +57,11 @@ def new_temporary_name(name: str, pid: int, started: int, node: str = "") -> str
         node: Where it runs, 12 hex characters: nodes may share the directory.
     """
     return f".tmp-{pid}-{started}-" + (f"n{node}-" if node else "") + name
+
+
+def is_leftover_name(name: str) -> bool:
+    """Whether a file name is one of a writer that did not finish, or of a job's ledger."""
+    return _LEFTOVER.fullmatch(name) is not None
 
 
 def sweep_temporary_files(

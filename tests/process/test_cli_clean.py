@@ -117,6 +117,15 @@ def test_old_caches(place: Place) -> None:
     assert not claimed.exists()
 
 
+def test_why_things_stay(place: Place) -> None:
+    """Told without --json too, by how many there are of each kind."""
+    for number in (1, 2):
+        place.cache(number, 3 * DAY)
+    said = lance_stream("clean", "--dry-run", env=place.environment).check().stdout
+    assert "  2: used ...\n" in said
+    assert " 0 things would be removed" in f" {said}"
+
+
 def test_a_cache_that_is_mapped(place: Place) -> None:
     cache = place.cache(1, 30 * DAY)
     with (cache / f"{FINGERPRINT}.00000000.arrow").open("rb") as file:

@@ -115,8 +115,39 @@ def test_rare_large_rows(tmp_path: Path, out: Path) -> None:
 def test_exact_cuts(table_5000: str, out: Path) -> None:
     lance_stream("index", table_5000, "--out", out, "--exact", "--shard-bytes", "8kb").check()
     assert ShardIndex.load(out).fingerprint == built(table_5000, exact=True, shard_bytes="8kb")
-    text = refusal(lance_stream("index", table_5000, "--out", out, "--exact", "--shard-rows", 9))
+    text = refusal(
+        lance_stream("index", table_5000, "--out", out, "--exact", "--shard-rows", 9), 2
+    )
     assert "--exact cuts by --shard-bytes, contiguously" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--subset", "0,2"), "--subset=(0.0, 2.0) must be"),
+        (("--subset-key", "i"), "--subset-key is given without a subset"),
+        (("--storage-option", "foo"), "--storage-option must be KEY=VALUE"),
+        (("--shard-rows", 5, "--shard-bytes", "1mb"), "both say how large a shard is"),
+        (("--out", "/"), "--out / is a directory: name a file in it"),
+        (("--out", "memory://x"), "--out memory://x is gone with this command"),
+        (("--filter", "i > 5; drop table x"), "there is text after a ';'"),
+    ],
+)
+def test_wrong_arguments(
+    table_100: str, out: Path, arguments: tuple[object, ...], words: str
+) -> None:
+    assert words in refusal(lance_stream("index", table_100, "--out", out, *arguments), 2)
+    assert not out.exists()
+
+
+def test_a_directory_for_the_progress(table_100: str, out: Path) -> None:
+    Path(f"{out}.partial").mkdir(parents=True)
+    text = refusal(lance_stream("index", table_100, "--out", out))
+    assert f"{out}.partial, which keeps the progress, is a directory: name a file with" in text
+
+
+def test_one_shard_is_not_shards(table_100: str, out: Path) -> None:
+    assert "in 1 shard: " in lance_stream("index", table_100, "--out", out).check().stdout
 
 
 def test_a_url(table_100: str, tmp_path: Path) -> None:
@@ -139,7 +170,6 @@ def test_progress(table_100: str, out: Path) -> None:
         (("--filter", "nope = 1"), "No field named nope"),
         (("--filter", "i < 0"), "no row of 100 is selected by filter='i < 0'"),
         (("--version", 9), "there is no such version or tag"),
-        (("--subset-key", "i"), "--subset-key is given without a subset"),
         (("--partial", "/no/such/place"), "--partial /no/such/place: there is no such directory"),
     ],
 )
@@ -151,7 +181,7 @@ def test_what_is_refused(
 
 
 def test_places_that_are_refused(table_100: str, tmp_path: Path) -> None:
-    assert "is a directory" in refusal(lance_stream("index", table_100, "--out", tmp_path))
+    assert "is a directory" in refusal(lance_stream("index", table_100, "--out", tmp_path), 2)
     text = refusal(lance_stream("index", table_100, "--out", "s3://k:hidden@bucket/x"))
     assert "carries credentials" in text
     assert "hidden" not in text
@@ -281,7 +311,7 @@ def test_inspect_an_index(table_5000: str, out: Path) -> None:
     text = lance_stream("inspect", out).check().stdout
     assert f"Index of {table_5000} version 1" in text
     assert "filter='i % 3 = 1'" in text
-    text = refusal(lance_stream("inspect", out, "--limit", 3, "--columns", "i"))
+    text = refusal(lance_stream("inspect", out, "--limit", 3, "--columns", "i"), 2)
     assert "is an index, which was made with its own options" in text
     assert "--limit" in text
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from lance_stream.cli.arguments import json_option
 from lance_stream.cli.command import FAILED, option, subcommand
-from lance_stream.cli.output import print_json, print_table, size
+from lance_stream.cli.output import counted, print_json, print_table, size
 
 if TYPE_CHECKING:
     from lance_stream.offline.leftover import Kept, Leftover
@@ -134,4 +135,11 @@ def _tell(
     for path, why in (stayed or {}).items():
         sys.stdout.write(f"{path} stays: {why}\n")
     did = "would be removed" if stayed is None else "were removed"
-    sys.stdout.write(f"{len(gone):,} things {did}, {size(total)}; {len(kept):,} stay\n")
+    if len(gone) == 1:
+        did = did.replace("were", "was")
+    stay = "1 stays" if len(kept) == 1 else f"{len(kept):,} stay"
+    sys.stdout.write(f"{counted(len(gone), 'thing')} {did}, {size(total)}; {stay}\n")
+    # Which process, or when, is in the JSON.
+    reasons = Counter(re.sub(r"[0-9].*", "...", item.why) for item in kept)
+    for why, number in reasons.most_common():
+        sys.stdout.write(f"  {number:,}: {why}\n")

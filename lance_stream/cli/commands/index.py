@@ -21,8 +21,8 @@ from lance_stream.cli.arguments import (
     store_options,
     stream_request,
 )
-from lance_stream.cli.command import option, subcommand
-from lance_stream.cli.output import print_json, progress_bar, size
+from lance_stream.cli.command import WrongArgumentError, option, subcommand, wrong_arguments
+from lance_stream.cli.output import counted, print_json, progress_bar, size
 from lance_stream.cli.urls import filesystem_options
 
 __all__ = ["command"]
@@ -55,9 +55,15 @@ def command(uri: str, **values: Any) -> int:
     """Make the index; prints a summary."""
     stream = stream_request(uri, values)
     options = filesystem_options(named_options(values, "out"))
+    if values["exact"] and (values["layout"] != "contiguous" or values["shard_rows"]):
+        msg = "--exact cuts by --shard-bytes, contiguously: leave out --layout and --shard-rows"
+        raise WrongArgumentError(msg)
     # Loads lance.
+    from lance_stream.offline.index_file import IndexFile  # noqa: PLC0415
     from lance_stream.offline.indexing import IndexRequest, run_index  # noqa: PLC0415
 
+    with wrong_arguments():
+        IndexFile.at(values["out"], options)
     with progress_bar(values["progress"], "rows") as news:
         made = run_index(
             IndexRequest(
@@ -75,8 +81,8 @@ def command(uri: str, **values: Any) -> int:
         print_json({**index.describe(), **more})
     else:
         sys.stdout.write(
-            f"{index.num_rows:,} rows of {index.uri} version {index.version} in "
-            f"{index.num_shards:,} shards: {made.out}, {size(made.num_bytes)}, "
+            f"{counted(index.num_rows, 'row')} of {index.uri} version {index.version} in "
+            f"{counted(index.num_shards, 'shard')}: {made.out}, {size(made.num_bytes)}, "
             f"{made.seconds:.1f} s\n"
         )
     return 0

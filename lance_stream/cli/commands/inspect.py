@@ -19,7 +19,7 @@ from lance_stream.cli.arguments import (
     progress_option,
     stream_request,
 )
-from lance_stream.cli.command import subcommand
+from lance_stream.cli.command import WrongArgumentError, subcommand
 from lance_stream.cli.output import print_json, print_table, progress_bar, size
 from lance_stream.errors import PlanError
 
@@ -76,7 +76,7 @@ def _show_index(target: str, *, as_json: bool) -> int:
     index, _ = load_index(target)
     if given:
         msg = f"{target} is an index, which was made with its own options: leave out "
-        raise PlanError(msg + ", ".join(given))
+        raise WrongArgumentError(msg + ", ".join(given))
     if as_json:
         print_json({"kind": "index", **index.describe(), "shards": _shards_json(index)})
         return 0

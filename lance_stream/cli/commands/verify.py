@@ -24,7 +24,7 @@ from lance_stream.cli.arguments import (
     workers_option,
 )
 from lance_stream.cli.command import FAILED, option, positive, subcommand
-from lance_stream.cli.output import print_json, print_table, progress_bar
+from lance_stream.cli.output import counted, print_json, print_table, progress_bar
 
 if TYPE_CHECKING:
     from lance_stream.offline.verifying import Verified
@@ -89,10 +89,14 @@ def command(uri: str, **values: Any) -> int:
     else:
         _print(found, wrong)
     if wrong:
-        told = [f"{found.count(kind)} {kind}" for kind in (BAD, STALE) if found.count(kind)]
+        told = [
+            counted(found.count(kind), f"{kind} file")
+            for kind in (BAD, STALE)
+            if found.count(kind)
+        ]
         sys.stderr.write(
-            f"lance-stream verify: {found.directory} has {' and '.join(told)} files; remove "
-            "them, and training fetches what it needs again\n"
+            f"lance-stream verify: {found.directory} has {' and '.join(told)}; remove "
+            "what is wrong, and training fetches what it needs again\n"
         )
     return FAILED if wrong else 0
 
@@ -103,7 +107,7 @@ def _print(found: Verified, wrong: int) -> None:
         print_table("", ["kind", "file", "why"], rows)
     how = "not all right" if wrong else "right"
     sys.stdout.write(
-        f"{found.directory}: {found.cached_shards:,} of the {found.shards:,} shards of "
+        f"{found.directory}: {found.cached_shards:,} of the {counted(found.shards, 'shard')} of "
         f"{found.uri} version {found.version} are cached, {found.compared_shards:,} were "
         f"compared with the table in {found.seconds:.1f} s: {how}\n"
     )

@@ -24,9 +24,8 @@ from lance_stream.cli.arguments import (
     stream_request,
     workers_option,
 )
-from lance_stream.cli.command import option, subcommand
-from lance_stream.cli.output import print_json, progress_bar, size
-from lance_stream.errors import PlanError
+from lance_stream.cli.command import WrongArgumentError, option, subcommand
+from lance_stream.cli.output import counted, print_json, progress_bar, size
 
 if TYPE_CHECKING:
     from lance_stream.offline.warming import Warmed
@@ -118,15 +117,16 @@ def _urls(given: Sequence[str], variables: Sequence[str]) -> tuple[str, ...]:
     for variable in variables:
         if not os.environ.get(variable):
             msg = f"--shared-cache-env {variable}: {variable} is not in the environment"
-            raise PlanError(msg)
+            raise WrongArgumentError(msg)
     return (*given, *(os.environ[variable] for variable in variables))
 
 
 def _text(warmed: Warmed) -> str:
     kept = f", {warmed.kept_shards:,} of them were there" if warmed.kept_shards else ""
-    nodes = f" by {len(warmed.nodes)} nodes" if warmed.nodes else ""
+    nodes = f" by {counted(len(warmed.nodes), 'node')}" if warmed.nodes else ""
     return (
         f"{warmed.rows:,} rows of {warmed.uri} version {warmed.version} are in "
-        f"{warmed.where}: {warmed.shards:,} shards{kept}, {size(warmed.num_bytes)}; fetched "
+        f"{warmed.where}: {counted(warmed.shards, 'shard')}{kept}, "
+        f"{size(warmed.num_bytes)}; fetched "
         f"{size(warmed.fetched_bytes)} in {warmed.seconds:.1f} s{nodes}\n"
     )

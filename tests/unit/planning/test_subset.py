@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import math
 import uuid
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -157,7 +158,9 @@ def test_an_address_has_the_place_of_its_number() -> None:
 # --- types ---
 
 
-@pytest.mark.parametrize("kind", [*WHOLE, *TEXTS, pa.float16(), pa.bool_(), pa.uuid()], ids=str)
+@pytest.mark.parametrize(
+    "kind", [*WHOLE, *TEXTS, pa.float16(), pa.bool_(), pa.uuid(), pa.decimal128(9, 2)], ids=str
+)
 def test_types_that_have_a_place(kind: pa.DataType) -> None:
     assert is_hashable(kind)
     assert places(pa.nulls(2, kind)).tolist() == [NULL_PLACE, NULL_PLACE]
@@ -172,7 +175,6 @@ def test_types_that_have_a_place(kind: pa.DataType) -> None:
         pa.list_(pa.float32(), 4),
         pa.struct([("a", pa.int64())]),
         pa.map_(pa.string(), pa.int64()),
-        pa.decimal128(10, 2),
         pa.month_day_nano_interval(),
         pa.dictionary(pa.int8(), pa.list_(pa.int8())),
         pa.fixed_shape_tensor(pa.int8(), [2]),
@@ -181,6 +183,15 @@ def test_types_that_have_a_place(kind: pa.DataType) -> None:
 )
 def test_types_that_have_none(kind: pa.DataType) -> None:
     assert not is_hashable(kind)
+
+
+def test_equal_decimals_have_equal_places() -> None:
+    """In whatever scale and width they are stored."""
+    values = [Decimal("1.5"), Decimal("-20"), Decimal(0), None, Decimal("0.25")]
+    kinds = (pa.decimal128(10, 2), pa.decimal128(30, 9), pa.decimal256(50, 4))
+    found = [places(pa.array(values, kind)).tolist() for kind in kinds]
+    assert found[0] == found[1] == found[2]
+    assert len(set(found[0])) == 5
 
 
 # --- subsets ---
