@@ -12,7 +12,7 @@ Importing this module does not import lance.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,15 +86,17 @@ def write_lance(directory: str, name: str) -> None:
     dataset.optimize.compact_files(target_rows_per_fragment=max(shape.rows // 5, 1))
 
 
-def write_mds(directory: str, name: str) -> None:
+def write_mds(directory: str, name: str, rows: int | None = None) -> None:
     """Task: the rows as MDS, with as many rows in a shard as the Lance side."""
     from streaming import MDSWriter
 
     shape, number = SHAPES[name], 0
+    if rows is not None:
+        shape = replace(shape, rows=rows)
     out = f"{directory}/{name}.mds"
     with MDSWriter(out=out, columns=shape.mds, size_limit=None) as writer:
-        for rows in chunks(shape):
-            for row in samples(rows):
+        for chunked in chunks(shape):
+            for row in samples(chunked):
                 if number and number % shape.shard_rows == 0:
                     writer.flush_shard()
                     writer._reset_cache()

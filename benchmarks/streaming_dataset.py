@@ -106,21 +106,22 @@ def _loader(directory: str, shape: str, side: str) -> tuple[Any, int]:
         samples = _constant(directory, shape)
         return DataLoader(samples, _BATCH_SIZE, collate_fn=list, **workers), _BATCH_SIZE
     batched = side.startswith("batched")
-    dataset = _dataset(directory, shape, side, batched=batched)
+    data = dataset(directory, shape, side, batched=batched)
     if side in ("dict", "zero_copy") or side.startswith("stock_dict"):
-        return dataset, 1
+        return data, 1
     if side == "batched":
-        return dataset, _BATCH_SIZE
+        return data, _BATCH_SIZE
     if side == "batched_workers":
-        return DataLoader(dataset, batch_size=None, **workers), _BATCH_SIZE
+        return DataLoader(data, batch_size=None, **workers), _BATCH_SIZE
     if side in ("workers", "stock_workers"):
-        return DataLoader(dataset, _BATCH_SIZE, collate_fn=list, **workers), _BATCH_SIZE
+        return DataLoader(data, _BATCH_SIZE, collate_fn=list, **workers), _BATCH_SIZE
     if side == "stock_collate_workers":
-        return DataLoader(dataset, _BATCH_SIZE, **workers), _BATCH_SIZE
-    return DataLoader(dataset, _BATCH_SIZE), _BATCH_SIZE
+        return DataLoader(data, _BATCH_SIZE, **workers), _BATCH_SIZE
+    return DataLoader(data, _BATCH_SIZE), _BATCH_SIZE
 
 
-def _dataset(directory: str, shape: str, side: str, *, batched: bool = False) -> Any:
+def dataset(directory: str, shape: str, side: str, *, batched: bool = False) -> Any:
+    """The dataset of a side, over the rows of a shape."""
     from streaming import Stream, StreamingDataset
 
     common: dict[str, Any] = {"batch_size": _BATCH_SIZE, "shuffle": True}
@@ -144,7 +145,7 @@ def _constant(directory: str, shape: str) -> Any:
     """Samples that cost nothing: what a DataLoader itself can do. Distinct, or pickle cheats."""
     from torch.utils.data import IterableDataset
 
-    samples = list(itertools.islice(_dataset(directory, shape, "dict"), _CONSTANT_SAMPLES))
+    samples = list(itertools.islice(dataset(directory, shape, "dict"), _CONSTANT_SAMPLES))
 
     class Constant(IterableDataset[Any]):
         def __iter__(self) -> Iterator[Any]:
@@ -164,8 +165,8 @@ def _warm(directory: str, shape: str, side: str) -> None:
 
 def fill(directory: str, shape: str) -> None:
     """Task: one epoch of each side, which fills the cache, in the same order and complete."""
-    ours = [sample["i"] for sample in _dataset(directory, shape, "dict")]
-    stock = [int(sample["i"]) for sample in _dataset(directory, shape, "stock_dict")]
+    ours = [sample["i"] for sample in dataset(directory, shape, "dict")]
+    stock = [int(sample["i"]) for sample in dataset(directory, shape, "stock_dict")]
     shape_m.require(ours == stock, "another order of samples than the stock class")
     rows = shapes.SHAPES[shape].rows
     shape_m.require(sorted(ours) == list(range(rows)), "not every row once")

@@ -80,7 +80,7 @@ class LanceStreamingDataset(PreparingDataset):
             next ``predownload`` samples of each worker.
         cache_policy: Which shards a cache with a ``cache_limit`` below the data keeps: "lru", the
             host's, those that were used last; or "epoch", those that the rest of the epoch needs,
-            which reads less in every epoch but the first (docs/cache_policy.md).
+            which reads less in every epoch but the first (docs/dataset.md).
         resume: A state of ``state_dict``: streams that name no version are opened at the saved
             one, and the state is loaded.
         **arguments: As for ``streaming.StreamingDataset``.
