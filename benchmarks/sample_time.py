@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import time
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import streaming_dataset
@@ -50,17 +51,14 @@ def _measure(directory: str, shape: str, kind: str, seconds: float) -> None:
     dataset = streaming_dataset.dataset(directory, shape, side, batched=batched)
     for _ in dataset:
         pass
-    LanceStreamingDataset._next_part = timed
     count, begun, started = 0, 0.0, time.perf_counter()
-    try:
+    with patch.object(LanceStreamingDataset, "_next_part", timed):
         while time.perf_counter() - started < seconds:
             epoch_started = time.perf_counter()
             items = iter(dataset)
             next(items)
             begun += time.perf_counter() - epoch_started
             count += (1 + sum(1 for _ in items)) * (_BATCH_SIZE if batched else 1)
-    finally:
-        LanceStreamingDataset._next_part = next_part
     total = time.perf_counter() - started
     found = [f"{1e6 * value / count:.2f}" for value in (total, spent, begun)]
     print(f"| {shape} | {kind} | {' | '.join(found)} |", flush=True)
