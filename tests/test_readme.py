@@ -62,7 +62,7 @@ def test_online_snippet_is_valid(tmp_path: Path) -> None:
     """To the error that ends it, on a table that has no round yet (docs/online.md runs rounds)."""
     write_table(str(tmp_path / "measurements.lance"), 100, 25)
     script = tmp_path / "train.py"
-    script.write_text(SNIPPETS[4].replace("timeout=600", "timeout=0"))
+    script.write_text(SNIPPETS[5].replace("timeout=600", "timeout=0"))
     result = run_script(script, cwd=tmp_path)
     assert "has 100 rows, round 0 needs 10000" in result.stderr
 

@@ -155,8 +155,13 @@ class Ranks:
                     busy,
                     waited_s,
                 )
-        if done.failure is not None:
-            raise done.failure
+        failure, done.failure = done.failure, None
+        if failure is not None:
+            try:
+                raise failure
+            finally:
+                # Or the error's own traceback would keep it, and the streams of all its frames.
+                del failure
         for rank, theirs in enumerate(everybody):
             if "error" in theirs:
                 raise error_from_name(theirs["error"], f"rank {rank}: {theirs['message']}")

@@ -64,9 +64,6 @@ class IndexFile:
                 raise PlanError(f"--out {out} is a directory: name a file in it")
             return cls(path, path)
         parts = urlsplit(out)
-        if parts.scheme == "memory":
-            msg = f"--out {redact(out)} is gone with this command: name a file or another URL"
-            raise PlanError(msg)
         if parts.password or parts.query:
             msg = (
                 f"--out {redact(out)} carries credentials or a query: give them with "

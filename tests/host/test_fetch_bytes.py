@@ -19,7 +19,8 @@ import sys
 from tests.support.streams import batches, dataset
 
 data = dataset(sys.argv[1], shard_rows=50, local=sys.argv[2], batch_size=10)
-assert data.streams[0].index.row_size.mean_bytes < 100, data.streams[0].index.row_size
+# A tenth of the truth: of large rows, only their compressed bytes in the files are known.
+assert data.streams[0].index.row_size.mean_bytes < 2000, data.streams[0].index.row_size
 found = [(row["i"], len(row["s"])) for batch in batches(data, 2) for row in batch]
 print(sorted(found) == [(i, size) for i, size in enumerate(map(int, sys.argv[3].split(",")))])
 """

@@ -319,7 +319,7 @@ def test_what_is_printed(place: Place) -> None:
     assert "would be removed" in text
     assert old.exists()
     text = lance_stream("clean", "--yes", env=place.environment).check().stdout
-    assert "were removed" in text
+    assert "1 thing was removed" in text
     assert not old.exists()
 
 

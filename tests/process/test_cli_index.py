@@ -129,7 +129,7 @@ def test_exact_cuts(table_5000: str, out: Path) -> None:
         (("--storage-option", "foo"), "--storage-option must be KEY=VALUE"),
         (("--shard-rows", 5, "--shard-bytes", "1mb"), "both say how large a shard is"),
         (("--out", "/"), "--out / is a directory: name a file in it"),
-        (("--out", "memory://x"), "--out memory://x is gone with this command"),
+        (("--out", "memory://x"), "--out memory://x would be lost when this process ends"),
         (("--filter", "i > 5; drop table x"), "there is text after a ';'"),
     ],
 )
