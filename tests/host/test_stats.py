@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 import lance_stream
 from lance_stream import LanceStream, LanceStreamingDataset
 from lance_stream.errors import PlanError
+from lance_stream.host.settling import _Job
 from tests.host.test_resume import write_mds
 from tests.support.forked import run_forked
 from tests.support.scripts import run_script
@@ -28,6 +29,12 @@ GROWING = (
     *("from_lance", "lance_bytes", "lance_seconds", "retries", "failures"),
 )
 OPTIONS: dict[str, Any] = {"batch_size": 4, "num_canonical_nodes": 1, "shuffle_seed": 7}
+
+
+@pytest.fixture(autouse=True)
+def own_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every fork is a job of its own, also where other tests have made this process one."""
+    monkeypatch.setattr(_Job, "endpoint", None)
 
 
 def build(uri: str, **host: Any) -> LanceStreamingDataset:

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 import lance_stream
+from lance_stream.host.settling import _Job
 from tests.support.commands import lance_stream as command
 from tests.support.commands import refusal, start_lance_stream
 from tests.support.forked import run_forked
@@ -35,6 +36,8 @@ def runtime(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
     """A runtime directory of this test's own: other tests' jobs are not in it."""
     root = Path(os.environ["LANCE_STREAM_RUNTIME_DIR"]) / f"s{os.urandom(3).hex()}"
     monkeypatch.setenv("LANCE_STREAM_RUNTIME_DIR", str(root))
+    # Nor is the job of this process, if other tests have made it one, that of its forks.
+    monkeypatch.setattr(_Job, "endpoint", None)
     return root
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def held(pid: int) -> dict[str, int]:
 def train(uri: str, local: str, rounds: int, every: int) -> list[dict[str, Any]]:
     """Two epochs of each round, most with workers; what is held now and then."""
     said = []
-    temporary = os.environ["TMPDIR"]
+    temporary = tempfile.gettempdir()
     with Producer(uri) as producer:
         producer.append(ROWS)
         follower = follow(
