@@ -27,6 +27,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 _LONG = (
     "host/test_batched.py",
     "host/test_cache_format.py",
+    "host/test_cache_policy.py",
     "host/test_dataset_checkpoints.py",
     "host/test_dataset_faults.py",
     "host/test_dataset_order.py",
@@ -35,18 +36,24 @@ _LONG = (
     "host/test_mixing.py",
     "host/test_pins.py",
     "host/test_selection.py",
+    "host/test_stats.py",
     "host/test_transform.py",
     "host/test_types.py",
     "host/test_validate_hash.py",
     "host/test_versions.py",
+    "multi/test_ranks.py",
     "process/test_cli_clean.py",
     "process/test_cli_index.py",
+    "process/test_cli_status.py",
     "process/test_cli_warm.py",
+    "process/test_download_process.py",
     "process/test_export.py",
     "stores/test_export_s3.py",
     "stores/test_fsspec_tier.py",
     "stores/test_memcached.py",
     "stores/test_redis.py",
+    "stores/test_s3.py",
+    "test_examples.py",
 )
 _ONE_OF = 5
 

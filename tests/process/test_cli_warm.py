@@ -398,7 +398,7 @@ def test_a_shared_cache_that_is_down(table_100: str) -> None:
     assert "hushhush" not in text
     text = refusal(lance_stream("warm", table_100, "--shared-cache", "nope://x"))
     assert "--shared-cache='nope://x'" in text
-    text = refusal(lance_stream("warm", table_100, "--shared-cache-env", "NOT_SET"))
+    text = refusal(lance_stream("warm", table_100, "--shared-cache-env", "NOT_SET"), 2)
     assert "NOT_SET is not in the environment" in text
     both = ("--local", "/x", "--shared-cache", "/y")
     assert "give one of" in refusal(lance_stream("warm", table_100, *both), 2)
