@@ -209,7 +209,7 @@ def check(shape: TableShape, request: dict[str, Any], routes: Routes) -> None:
             seen += rows
             if request["exact"] and table.num_rows > 1:
                 size = float(row_bytes(table.combine_chunks().to_batches()[0].columns).sum())
-                # A bit for each value more: batches without nulls were measured without their bits.
+                # And a bit for each value: batches without nulls were measured without those.
                 most = request["shard_bytes"] + table.num_rows * table.num_columns / 8
                 require(size <= most, f"shard {shard} has {size} bytes")
             elif request["shard_rows"] and request["layout"] == "contiguous":
