@@ -233,12 +233,15 @@ class Server:
 
     def _on_gone(self, client: _Client) -> None:
         self._clients.pop(client.number, None)
-        self._pins.release(client.number)
-        self._handle(s.Left(client.number))
-        for stream in list(client.streams):
-            self._forget(client, stream)
-        if not self._clients:
-            self._end_unless_used(self._limits.linger_s)
+        try:
+            self._pins.release(client.number)
+            self._handle(s.Left(client.number))
+            for stream in list(client.streams):
+                self._forget(client, stream)
+        finally:
+            # Whatever is wrong with what one leaves, the process must not outlive its clients.
+            if not self._clients:
+                self._end_unless_used(self._limits.linger_s)
 
     def _end_unless_used(self, after_s: float) -> None:
         if self._idle:

@@ -35,10 +35,7 @@ class Tallies:
 
         Also those that nobody asks for at this moment, as between two epochs.
         """
-        gone = [key for key, one in self._streams.items() if not os.path.isdir(one["stats"])]
-        for key in gone:
-            del self._streams[key]
-        return list(self._streams.values())
+        return [one for one in self._streams.values() if os.path.isdir(one["stats"])]
 
     def open(self, register: Register, index: ShardIndex) -> None:
         """Begin, or go on with, the board of a stream."""
@@ -65,9 +62,14 @@ class Tallies:
 
     def close(self, stream: str) -> None:
         """Nobody asks for the stream any more, or until its next epoch."""
-        if self._boards.pop(stream, None) is not None:
-            self._streams[stream]["active"] = False
-            self._write_status()
+        if self._boards.pop(stream, None) is None:
+            return
+        self._streams[stream]["active"] = False
+        # A dataset that is gone has taken its boards along.
+        for key, one in list(self._streams.items()):
+            if not one["active"] and not os.path.isdir(one["stats"]):
+                del self._streams[key]
+        self._write_status()
 
     def add(self, stream: str, name: str, n: int = 1) -> None:
         """Count something."""
@@ -85,9 +87,13 @@ class Tallies:
     def _write_status(self) -> None:
         temporary = f"{self._status_path}.new"
         try:
-            with open(temporary, "w") as file:
+            with open(temporary, "w", opener=_private) as file:
                 json.dump({"pid": os.getpid(), "streams": self.streams}, file)
             os.replace(temporary, self._status_path)
         except OSError:
             # A full disk stops what is shown, not what is done.
             return
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)

@@ -61,6 +61,20 @@ def test_the_status_file(tmp_path: Path) -> None:
     assert len(json.loads(path.read_text())["streams"]) == len(tallies.streams) == 1
 
 
+def test_boards_that_are_gone_first(tmp_path: Path) -> None:
+    """A trainer removes them before the process hears of it: closed all the same, and unlisted."""
+    tallies = Tallies(str(tmp_path / "status"))
+    for stream in ("one", "two"):
+        tallies.open(register(tmp_path, stream), INDEX)
+    shutil.rmtree(tmp_path / "one.stats")
+    assert len(tallies.streams) == 1
+    tallies.close("two")
+    tallies.close("one")
+    assert [one["active"] for one in tallies.streams] == [False]
+    assert len(json.loads((tmp_path / "status").read_text())["streams"]) == 1
+    assert (tmp_path / "status").stat().st_mode & 0o777 == 0o600
+
+
 def test_a_stream_that_is_opened_again_goes_on(tmp_path: Path) -> None:
     """With its numbers and its time, also in the next process."""
     first = Tallies(str(tmp_path / "status"))
