@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from lance_stream.service.scheduler import Key, Lost
+from lance_stream.service.events import Key, Lost
 
 __all__ = ["Journal"]
 

@@ -50,27 +50,7 @@ from lance_stream.service.events import (
 )
 from lance_stream.source.failures import Failure, FailureKind
 
-__all__ = [
-    "Asked",
-    "Doing",
-    "Event",
-    "Fetched",
-    "GiveWay",
-    "Grew",
-    "Instruction",
-    "Key",
-    "Left",
-    "Lost",
-    "Missed",
-    "Policy",
-    "Postponed",
-    "Reply",
-    "Retire",
-    "Scheduler",
-    "Start",
-    "Tick",
-    "Unwanted",
-]
+__all__ = ["Scheduler"]
 
 
 @dataclass(slots=True)

@@ -19,8 +19,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from lance_stream.service import events
 from lance_stream.service import messages as m
-from lance_stream.service import scheduler as s
 from lance_stream.service.attempt import Attempt, PostponedError
 from lance_stream.service.fetching import (
     AttemptError,
@@ -35,6 +35,7 @@ from lance_stream.service.metrics import serve_metrics, stats_of
 from lance_stream.service.pins import Pins
 from lance_stream.service.plans import Plans
 from lance_stream.service.runtime import Endpoint
+from lance_stream.service.scheduler import Scheduler
 from lance_stream.service.tallies import Tallies
 from lance_stream.service.threads import in_thread
 from lance_stream.shards.ledger import Ledger
@@ -90,7 +91,7 @@ class Server:
         self._limits = limits
         self._fetcher = fetcher or Fetcher(limits.max_running)
         self._journal = Journal(endpoint.running_directory)
-        self._scheduler = s.Scheduler(
+        self._scheduler = Scheduler(
             max_running=limits.max_running,
             max_bytes=limits.max_bytes,
             max_deaths=limits.max_deaths,
@@ -102,7 +103,7 @@ class Server:
         self._tallies = Tallies(endpoint.status_path)
         self._showing: asyncio.TimerHandle | None = None
         self._clients: dict[int, _Client] = {}
-        self._attempts: dict[s.Key, Attempt] = {}
+        self._attempts: dict[events.Key, Attempt] = {}
         self._connections = 0
         self._retired = False
         self._loop = asyncio.get_running_loop()
@@ -206,13 +207,13 @@ class Server:
                     return
                 expected = source.index.shard_bytes(shard)
                 function = source.index.selection.transform
-                policy = s.Policy(
+                policy = events.Policy(
                     source.register.timeout_s,
                     source.register.attempts,
                     f"transform={function!r}" if function else "",
                 )
-                key = s.Key(stream, shard)
-                self._handle(s.Asked(client.number, key, demand, expected, policy))
+                key = events.Key(stream, shard)
+                self._handle(events.Asked(client.number, key, demand, expected, policy))
 
     def _register(self, client: _Client, message: m.Register) -> None:
         if message.stream not in self._sources:
@@ -223,7 +224,7 @@ class Server:
 
     def _forget(self, client: _Client, stream: str) -> None:
         client.streams.discard(stream)
-        self._handle(s.Left(client.number, stream))
+        self._handle(events.Left(client.number, stream))
         if not any(stream in other.streams for other in self._clients.values()):
             source = self._sources.pop(stream, None)
             if source is not None:
@@ -235,7 +236,7 @@ class Server:
         self._clients.pop(client.number, None)
         try:
             self._pins.release(client.number)
-            self._handle(s.Left(client.number))
+            self._handle(events.Left(client.number))
             for stream in list(client.streams):
                 self._forget(client, stream)
         finally:
@@ -253,19 +254,19 @@ class Server:
 
         self._idle = self._loop.call_later(after_s, end)
 
-    def _handle(self, event: s.Event) -> None:
+    def _handle(self, event: events.Event) -> None:
         """Give an event to the scheduler and do what it says."""
         for instruction in self._scheduler.handle(event, self._loop.time()):
             match instruction:
-                case s.Start(key=key, attempt=attempt, deaths=deaths):
+                case events.Start(key=key, attempt=attempt, deaths=deaths):
                     self._journal.begin(key, attempt, deaths)
                     self._start(key, attempt)
-                case s.Reply():
+                case events.Reply():
                     self._reply(instruction)
-                case s.GiveWay(key=key):
+                case events.GiveWay(key=key):
                     if key in self._attempts:
                         self._attempts[key].give_way()
-                case s.Retire(reason=reason, hung=hung):
+                case events.Retire(reason=reason, hung=hung):
                     self._retire(reason, hung)
         if self._showing is None:
             self._showing = self._loop.call_later(_SHOW_EVERY_S, self._show)
@@ -274,7 +275,7 @@ class Server:
             self._timer = None
         wakeup = self._scheduler.next_wakeup(self._loop.time())
         if wakeup is not None:
-            self._timer = self._loop.call_at(wakeup + 0.001, self._handle, s.Tick())
+            self._timer = self._loop.call_at(wakeup + 0.001, self._handle, events.Tick())
 
     def _metrics(self) -> str:
         return prometheus(stats_of(self._tallies.streams, self._endpoint.counters_directory))
@@ -284,7 +285,7 @@ class Server:
         self._showing = None
         self._tallies.show(self._scheduler.loads())
 
-    def _start(self, key: s.Key, attempt: int) -> None:
+    def _start(self, key: events.Key, attempt: int) -> None:
         """Run an attempt in a thread of its own."""
         source = self._sources.get(key.stream)
         if source is None or not self._is_wanted(key):
@@ -300,26 +301,28 @@ class Server:
             self._attempts.pop(key, None)
             if isinstance(result, PostponedError):
                 self._journal.end(key)
-                self._handle(s.Postponed(key, attempt))
+                self._handle(events.Postponed(key, attempt))
             elif isinstance(result, AttemptError):
                 self._journal.end(key)
-                self._handle(s.Missed(key, attempt, result.failure))
+                self._handle(events.Missed(key, attempt, result.failure))
             elif isinstance(result, BaseException):
                 self._journal.end(key)
                 logger.error("fetching shard %s failed", key.shard, exc_info=result)
-                self._handle(s.Missed(key, attempt, classify(result, while_opening=False)))
+                self._handle(events.Missed(key, attempt, classify(result, while_opening=False)))
             else:
                 self._publish(key, attempt, source, result)
 
         rows = len(source.index.shard_rows(key.shard))
         running = self._attempts[key] = Attempt(
             source.index.row_size.shard_bytes(rows),
-            grew=lambda num_bytes: self._tell(s.Grew(key, attempt, num_bytes), running.answer),
-            begins=lambda what: self._tell(s.Doing(key, attempt, what)),
+            grew=lambda num_bytes: self._tell(
+                events.Grew(key, attempt, num_bytes), running.answer
+            ),
+            begins=lambda what: self._tell(events.Doing(key, attempt, what)),
         )
         in_thread(lambda: self._fetcher.fetch(source, key.shard, running), done)
 
-    def _tell(self, event: s.Event, then: Callable[[], None] | None = None) -> None:
+    def _tell(self, event: events.Event, then: Callable[[], None] | None = None) -> None:
         """Give an event to the scheduler from another thread; nothing once the loop has ended."""
 
         def handle() -> None:
@@ -330,7 +333,9 @@ class Server:
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(handle)
 
-    def _publish(self, key: s.Key, attempt: int, source: StreamSource, fetched: Fetched) -> None:
+    def _publish(
+        self, key: events.Key, attempt: int, source: StreamSource, fetched: Fetched
+    ) -> None:
         """Rename the file into place, then look whether anybody still wants it."""
         self._journal.end(key)
         path, num_bytes, final = fetched.path, fetched.num_bytes, source.path(key.shard)
@@ -338,7 +343,7 @@ class Server:
             if not self._is_wanted(key):
                 os.unlink(path)
                 self._fetcher.keep_to_itself(source, key.shard)
-                self._handle(s.Unwanted(key, attempt))
+                self._handle(events.Unwanted(key, attempt))
                 return
             os.rename(path, final)
             # An eviction sets the charge to zero before it removes the file, so one of the two
@@ -346,32 +351,32 @@ class Server:
             if not self._is_wanted(key):
                 os.unlink(final)
                 self._fetcher.keep_to_itself(source, key.shard)
-                self._handle(s.Unwanted(key, attempt))
+                self._handle(events.Unwanted(key, attempt))
                 return
         except OSError as error:
             failure = cache_failure(error, source.register.directory, num_bytes)
             self._fetcher.keep_to_itself(source, key.shard)
-            self._handle(s.Missed(key, attempt, failure))
+            self._handle(events.Missed(key, attempt, failure))
             return
         kind = "tier" if fetched.from_tier else "lance"
         self._tallies.add(key.stream, f"from_{kind}")
         self._tallies.add(key.stream, f"{kind}_bytes", num_bytes)
-        self._handle(s.Fetched(key, attempt, num_bytes))
+        self._handle(events.Fetched(key, attempt, num_bytes))
         # After those who wait were told. Only tiers that lack it are written.
         self._fetcher.share(source, key.shard)
 
-    def _unwanted(self, key: s.Key, attempt: int) -> None:
+    def _unwanted(self, key: events.Key, attempt: int) -> None:
         self._journal.end(key)
         self._tallies.add(key.stream, "evicted_before_fetch")
-        self._handle(s.Unwanted(key, attempt))
+        self._handle(events.Unwanted(key, attempt))
 
-    def _is_wanted(self, key: s.Key) -> bool:
+    def _is_wanted(self, key: events.Key) -> bool:
         ledger = self._ledgers.get(key.stream)
         if ledger is None:
             return False
         return self._scheduler.is_demanded(key) or ledger.charged(key.shard) > 0
 
-    def _reply(self, reply: s.Reply) -> None:
+    def _reply(self, reply: events.Reply) -> None:
         key, outcome = reply.key, reply.outcome
         source = self._sources.get(key.stream)
         if source is None:
@@ -406,7 +411,7 @@ class Server:
         if not client.writer.is_closing():
             client.writer.write(m.encode(message))
 
-    def _retire(self, reason: str, hung: tuple[tuple[s.Key, int], ...] = ()) -> None:
+    def _retire(self, reason: str, hung: tuple[tuple[events.Key, int], ...] = ()) -> None:
         """End the process although a call hangs in it; clients come back to a fresh one."""
         logger.warning("%s: retiring this process, a fresh one takes over", reason)
         shutil.rmtree(self._endpoint.running_directory, ignore_errors=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import stat
 import threading
@@ -172,26 +171,6 @@ def test_ended_job_leaves_nothing(table_100: str, tmp_path: Path, how: str) -> N
     wait_until(lambda: not psutil.pid_exists(pid), 10, "the download process has ended")
     assert not os.path.exists(directory)
     job.kill()
-
-
-def test_killed_without_its_boards(table_100: str, tmp_path: Path) -> None:
-    """A job whose files were removed under it: its process is told of the end, and ends."""
-
-    def train() -> None:
-        data = dataset(table_100, shard_rows=10)
-        assert len(ids(batches(data, 0))) == 100
-        shutil.rmtree(data.streams[0].stats_directory)
-        # The process lists its streams anew.
-        other = dataset(table_100, shard_rows=20)
-        assert len(ids(batches(other, 0))) == 100
-        put(tmp_path / "said", [endpoint(other).pid(), endpoint(other).directory])
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    job = fork(train)
-    wait_until(lambda: job.poll() is not None, 60, "the job has ended")
-    pid, directory = json.loads((tmp_path / "said").read_text())
-    wait_until(lambda: not psutil.pid_exists(pid), 10, "the download process has ended")
-    assert not os.path.exists(directory)
 
 
 def test_stopped_for_a_while(s3_server: S3Server, s3_table: str, fault_proxy: FaultProxy) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from lance_stream.service.events import Key, Lost
 from lance_stream.service.journal import Journal
-from lance_stream.service.scheduler import Key, Lost
 
 A, B = Key("s", 0), Key("with.dots", 123_456_789)
 
@@ -105,7 +105,7 @@ def test_a_killed_process_leaves_its_notes(
     script = """
 import os, sys
 from lance_stream.service.journal import Journal
-from lance_stream.service.scheduler import Key
+from lance_stream.service.events import Key
 journal = Journal(sys.argv[1])
 journal.begin(Key("s", 0), 2, 0)
 os._exit(0)

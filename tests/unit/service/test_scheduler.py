@@ -15,7 +15,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from lance_stream.service.scheduler import (
+from lance_stream.service.events import (
     Asked,
     Doing,
     Fetched,
@@ -30,11 +30,11 @@ from lance_stream.service.scheduler import (
     Postponed,
     Reply,
     Retire,
-    Scheduler,
     Start,
     Tick,
     Unwanted,
 )
+from lance_stream.service.scheduler import Scheduler
 from lance_stream.source.failures import Failure, FailureKind
 
 POLICY = Policy(timeout_s=60.0, attempts=3)
