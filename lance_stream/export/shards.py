@@ -19,7 +19,8 @@ from lance_stream.export.destination import PIECE_BYTES, Destination
 from lance_stream.export.plan import CHECK_KEY, ExportPlan, FileFacts
 from lance_stream.offline.attempts import Policy
 from lance_stream.offline.tables import read_shard, shard_subject
-from lance_stream.service.fetching import Fetcher, StreamSource
+from lance_stream.service.fetching import Fetcher
+from lance_stream.service.stream_source import StreamSource
 from lance_stream.shards.mds_format import encode_mds, write_mds
 
 __all__ = ["ShardExport"]

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -19,6 +18,7 @@ from streaming.base.stream import Stream
 from streaming.base.world import World
 
 from lance_stream.errors import PlanError
+from lance_stream.host.agreeing import agree
 from lance_stream.host.cache import CacheAddress, StreamCache
 from lance_stream.host.indexes import (
     DEFAULT_RETRY,
@@ -27,10 +27,10 @@ from lance_stream.host.indexes import (
     obtain_index,
 )
 from lance_stream.host.local import check_only_copies, find_shards
-from lance_stream.host.places import Mark, marked
+from lance_stream.host.places import marked
 from lance_stream.host.ranks import Ranks, order_of
 from lance_stream.host.reader import LanceReader
-from lance_stream.host.settling import job_endpoint, join, settle
+from lance_stream.host.settling import Hold, job_endpoint, join
 from lance_stream.host.shared_names import release_dead
 from lance_stream.host.starting import start_safely
 from lance_stream.host.watch import watch_caller
@@ -40,7 +40,6 @@ from lance_stream.service.arguments import check_bool, check_hash, check_outside
 from lance_stream.service.holds import PinnedVersion
 from lance_stream.service.messages import Pin, Window
 from lance_stream.service.wanted import Wanted
-from lance_stream.shards.names import ShardNames
 from lance_stream.source.location import is_object_store, redact
 from lance_stream.tiers.tier_url import checked_urls
 
@@ -332,64 +331,19 @@ class LanceStream(Stream):
             release_dead(ranks)
         local = self._local_directory()
         with marked(ranks, local) as mark:
-            settled = self._agree(ranks, local, mark)
-        self._attach(settled, leads=ranks.is_local_leader)
+            settled, hold = agree(
+                ranks,
+                self._wanted,
+                self._make_index,
+                self._hold_version,
+                algorithm=self.validate_hash or None,
+                local=local,
+                mark=mark,
+            )
+        self._attach(settled, hold or join(settled))
         cache = self._built()
         rows = np.diff(cache.index.shard_stops, prepend=0).tolist()
         return [LanceReader(cache, shard, samples) for shard, samples in enumerate(rows)]
-
-    def _agree(self, ranks: Ranks, local: str | None, mark: Mark | None) -> dict[str, Any]:
-        """Plan on rank 0, then on each node; gives what this rank's node settled."""
-        lead: dict[str, Any] = {}
-
-        def resolve() -> dict[str, Any] | None:
-            marked = {"mark": mark and mark.name}
-            if ranks.rank:
-                return marked
-            lead["index"] = self._make_index(self._wanted)
-            self._hold_version(lead["index"])
-            index = lead["index"]
-            # A branch has a uri and versions of its own.
-            at = {"uri": index.uri, "version": index.version}
-            return {
-                "at": at,
-                "window": self._window_as_json(),
-                "fingerprint": index.fingerprint,
-                "identity": index.identity,
-                **marked,
-            }
-
-        said = ranks.each(resolve)
-        agreed = said[0] or {}
-
-        def settle_here() -> dict[str, Any] | None:
-            if not ranks.is_local_leader:
-                return None
-            if "index" in lead:
-                index = lead["index"]
-            else:
-                # Another rank may have seen another version last: that of rank 0 counts.
-                window = agreed["window"] and msgspec.convert(agreed["window"], Window)
-                index = self._make_index(self._wanted.at(**agreed["at"], window=window))
-            if [index.fingerprint, index.identity] != [agreed["fingerprint"], agreed["identity"]]:
-                msg = (
-                    f"{redact(index.uri)} version {index.version} is not the same table on this "
-                    "node as on rank 0, or its filter gives other rows each time"
-                )
-                raise PlanError(msg)
-            names = ShardNames(index, self._wanted.cache_format, self.validate_hash or None)
-            earlier = [one["mark"] for one in said[: ranks.rank] if one and one["mark"]]
-            settled, hold = settle(
-                index,
-                names,
-                local,
-                node=ranks.node if mark is not None and mark.sees(earlier) else 0,
-                shared=ranks.ranks_per_node > 1,
-            )
-            self._finalizer = weakref.finalize(self, hold.let_go)
-            return settled
-
-        return ranks.each(settle_here)[ranks.local_leader] or {}
 
     def prepare_shard(self, shard: Reader) -> int:
         """Ask for a shard; never waits and never raises, since the host would lose the error.
@@ -443,10 +397,6 @@ class LanceStream(Stream):
             arguments = {**arguments, "version": None, "family": window.family, "rows": rows}
         return arguments
 
-    def _window_as_json(self) -> dict[str, Any] | None:
-        window = self._wanted.window
-        return None if window is None else msgspec.to_builtins(window)
-
     def _make_index(self, wanted: Wanted) -> ShardIndex:
         """Have the table planned, or take the index that was given if it is of the table."""
         return obtain_index(
@@ -485,10 +435,9 @@ class LanceStream(Stream):
         retry = getattr(self, "download_retry", None)
         return 1 + (DEFAULT_RETRY if retry is None else int(retry))
 
-    def _attach(self, settled: dict[str, Any], *, leads: bool) -> None:
+    def _attach(self, settled: dict[str, Any], hold: Hold) -> None:
         """Use what the first rank of the node settled."""
-        if not leads:
-            self._finalizer = weakref.finalize(self, join(settled).let_go)
+        self._finalizer = weakref.finalize(self, hold.let_go)
         address = CacheAddress(
             stream=settled["stream"],
             directory=settled["directory"],

@@ -12,8 +12,8 @@ from lance_stream.errors import LanceStreamError, PlanError, SourceUnavailableEr
 from lance_stream.offline.request import StreamRequest
 from lance_stream.offline.warming import Engine, Results, WarmRequest, warm_shards
 from lance_stream.planning.index import ShardIndex
-from lance_stream.service.fetching import StreamSource
 from lance_stream.service.messages import Register
+from lance_stream.service.stream_source import StreamSource
 from lance_stream.shards.paths import index_name
 
 __all__ = ["ray_engine"]

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from lance_stream.errors import PlanError, SourceUnavailableError
 from lance_stream.offline.parallel import in_parallel
 from lance_stream.offline.tables import shard_subject
-from lance_stream.service.fetching import StreamSource
 from lance_stream.service.sharing import tier_key
+from lance_stream.service.stream_source import StreamSource
 from lance_stream.tiers.opening import open_shard_cache
 
 __all__ = ["SharedPlace"]

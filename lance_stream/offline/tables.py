@@ -19,10 +19,11 @@ from lance_stream.offline.attempts import CallFailedError, Policy, Pulse, attemp
 from lance_stream.offline.request import StreamRequest
 from lance_stream.planning.index import ShardIndex
 from lance_stream.service.arguments import search_path
-from lance_stream.service.attempt import Attempt
-from lance_stream.service.fetching import AttemptError, Fetcher, StreamSource
+from lance_stream.service.attempt import Attempt, AttemptError
+from lance_stream.service.fetching import Fetcher
 from lance_stream.service.indexing import News, no_news
 from lance_stream.service.messages import Plan, Register
+from lance_stream.service.stream_source import StreamSource
 from lance_stream.service.wanted import load_index
 from lance_stream.source.failures import Failure, FailureKind, explain_shard
 from lance_stream.source.location import redact

@@ -21,8 +21,9 @@ from lance_stream.planning.fingerprint import content_fingerprint
 from lance_stream.planning.index import ShardIndex
 from lance_stream.service.arguments import check_hash
 from lance_stream.service.directory import LOCK_NAME
-from lance_stream.service.fetching import Fetcher, StreamSource
+from lance_stream.service.fetching import Fetcher
 from lance_stream.service.indexing import News
+from lance_stream.service.stream_source import StreamSource
 from lance_stream.shards.paths import (
     index_name,
     is_index_name,

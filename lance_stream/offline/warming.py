@@ -21,16 +21,12 @@ from lance_stream.offline.shared_place import SharedPlace
 from lance_stream.offline.tables import find_index, shard_error, shard_source, shard_subject
 from lance_stream.processes import is_alive, this_node, this_writer
 from lance_stream.service.arguments import check_hash, check_outside
+from lance_stream.service.attempt import AttemptError
 from lance_stream.service.cache_files import lay_down_index, sweep_ledgers
 from lance_stream.service.directory import claim_directory
-from lance_stream.service.fetching import (
-    AttemptError,
-    Fetched,
-    Fetcher,
-    StreamSource,
-    cache_failure,
-)
+from lance_stream.service.fetching import Fetched, Fetcher, cache_failure
 from lance_stream.service.indexing import News
+from lance_stream.service.stream_source import StreamSource
 from lance_stream.shards.paths import sweep_temporary_files
 from lance_stream.shards.shard_file import open_shard
 from lance_stream.source.location import is_object_store, redact

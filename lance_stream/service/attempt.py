@@ -5,12 +5,23 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-__all__ = ["Attempt", "PostponedError"]
+from lance_stream.source.failures import Failure
+
+__all__ = ["Attempt", "AttemptError", "PostponedError"]
 
 # Below that, what was planned too small does no harm.
 _TOLD_ABOVE = 2.0
 # The loop is never busy for long; if it has ended, nobody waits for the shard.
 _ANSWER_S = 1.0
+
+
+class AttemptError(Exception):
+    """One attempt failed in a way that the scheduler understands."""
+
+    def __init__(self, failure: Failure) -> None:
+        """Keep the failure."""
+        super().__init__(failure.message)
+        self.failure = failure
 
 
 class PostponedError(Exception):

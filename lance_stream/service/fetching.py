@@ -5,12 +5,9 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -23,17 +20,16 @@ from lance_stream.planning.layout import Layout
 from lance_stream.planning.selection import Selection
 from lance_stream.planning.types import describe_schema
 from lance_stream.processes import this_writer
-from lance_stream.service.attempt import Attempt, PostponedError
+from lance_stream.service.attempt import Attempt, AttemptError
 from lance_stream.service.growing import GrowingTables, look
 from lance_stream.service.indexing import News, Order, check_format, finished, make_index, no_news
-from lance_stream.service.messages import Options, Pin, Plan, Poll, Polled, Register
+from lance_stream.service.messages import Pin, Plan, Poll, Polled
+from lance_stream.service.open_tables import OpenTables, another_table, opening, reading
 from lance_stream.service.sharing import SharedCaches
+from lance_stream.service.stream_source import StreamSource
 from lance_stream.service.transform import TransformFailedError
 from lance_stream.service.window_index import WindowIndexes
-from lance_stream.shards.header import ShardHeader
-from lance_stream.shards.names import ShardNames
 from lance_stream.shards.paths import new_temporary_name
-from lance_stream.shards.regular import read_regular
 from lance_stream.shards.shard_file import write_shard
 from lance_stream.source.failures import Failure, FailureKind, classify, explain
 from lance_stream.source.growth import GrowingTable
@@ -44,70 +40,14 @@ from lance_stream.source.table import (
     Table,
     TableAddress,
     client_options,
-    dereference,
     locate,
 )
 
-__all__ = ["AttemptError", "Fetched", "Fetcher", "StreamSource", "cache_failure"]
+__all__ = ["Fetched", "Fetcher", "cache_failure"]
 
 logger = logging.getLogger(__name__)
 
-_MAX_OPEN_TABLES = 64
 _T = TypeVar("_T")
-
-
-class AttemptError(Exception):
-    """One attempt failed in a way that the scheduler understands."""
-
-    def __init__(self, failure: Failure) -> None:
-        """Keep the failure."""
-        super().__init__(failure.message)
-        self.failure = failure
-
-
-@dataclass(slots=True)
-class StreamSource:
-    """What the shards of one registered stream are read from."""
-
-    register: Register
-    index: ShardIndex
-    names: ShardNames = field(init=False)
-    checked: Table | None = None  # the open table that is known to be the index's
-    table_key: str = ""
-
-    def __post_init__(self) -> None:
-        """Name the shards."""
-        register = self.register
-        self.names = ShardNames(self.index, register.cache_format, register.algorithm)
-
-    @classmethod
-    def load(cls, register: Register) -> StreamSource:
-        """Read the stream's index.
-
-        Raises:
-            IndexFormatError: It is damaged.
-            ShardCorruptError: It is no plain file.
-            OSError: It cannot be read.
-        """
-        path = register.index_path
-        return cls(register, ShardIndex.from_bytes(read_regular(path), path))
-
-    @property
-    def fingerprint(self) -> str:
-        """Names what the stream caches."""
-        return self.names.fingerprint
-
-    def path(self, shard: int) -> str:
-        """The shard's file in the cache."""
-        return os.path.join(self.register.directory, self.name(shard))
-
-    def header(self, shard: int) -> ShardHeader:
-        """What the shard's file says that it is."""
-        return self.names.header(shard)
-
-    def name(self, shard: int) -> str:
-        """The name of the shard's file."""
-        return self.names.name(shard)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +69,9 @@ class Fetcher:
             max_fetches: Fetches at a time.
         """
         self.shared = SharedCaches(max_fetches)
-        # Concurrent fetches wait for one opening.
-        self._tables: OrderedDict[str, Future[Table]] = OrderedDict()
-        self._options: dict[str, StorageOptions] = {}
+        self._tables = OpenTables()
         self._growing = GrowingTables()
         self._windows = WindowIndexes()
-        self._lock = threading.Lock()
         self._writer = this_writer()
         self._writes = itertools.count()
 
@@ -148,26 +85,24 @@ class Fetcher:
         Raises:
             LanceStreamError: With words for the user.
         """
-        options = self._storage_options(request.options)
+        options = self._tables.storage_options(request.options)
         # A wrong url of a shared cache is an error now, not at the first shard.
         self.shared.open(request.shared_cache)
         with _told(request, options):
-            uri, table = self._newly_opened(request, options)
+            uri, table = self._tables.newly_opened(request, options)
             where = f"{redact(uri)} version {table.version}"
             window = request.window
             if window is not None and table_identity(table.manifest()) != window.identity:
-                raise AttemptError(_another_table(table.version))
+                raise AttemptError(another_table(table.version))
             if request.identity is not None:
                 if table_identity(table.manifest()) != request.identity:
-                    raise AttemptError(_another_table(table.version, request.version, given=True))
-                self._reading(lambda: check_format(table, _order(request), where, news))
+                    raise AttemptError(another_table(table.version, request.version, given=True))
+                reading(lambda: check_format(table, _order(request), where, news))
                 return None
             order = _order(request)
             if window is not None:
-                return self._reading(
-                    lambda: self._windows.make(uri, table, order, window, where, news)
-                )
-            return self._reading(lambda: make_index(uri, table, order, where, news))
+                return reading(lambda: self._windows.make(uri, table, order, window, where, news))
+            return reading(lambda: make_index(uri, table, order, where, news))
 
     def look_up(self, request: Plan, use: Callable[[str, Table], _T]) -> _T:
         """What a function makes of a table, newly opened at the version that a request names.
@@ -179,10 +114,10 @@ class Fetcher:
         Raises:
             LanceStreamError: With words for the user.
         """
-        options = self._storage_options(request.options)
+        options = self._tables.storage_options(request.options)
         with _told(request, options):
-            uri, table = self._newly_opened(request, options)
-            return self._reading(lambda: use(uri, table))
+            uri, table = self._tables.newly_opened(request, options)
+            return reading(lambda: use(uri, table))
 
     def poll(self, request: Poll, news: News = no_news) -> Polled:
         """Look whether a table has grown.
@@ -195,7 +130,7 @@ class Fetcher:
             TableChangedError: Something else was done to it.
             LanceStreamError: With words for the user.
         """
-        options = self._storage_options(request.options)
+        options = self._tables.storage_options(request.options)
 
         def look_at(made: dict[str, str], generation: int) -> Polled:
             known = client_options(TableAddress(request.uri, None, request.timeout_s), made)
@@ -203,14 +138,14 @@ class Fetcher:
             key = digest({**at, "generation": generation})
             opened = self._growing.take(key)
             if opened is None or not opened.refreshed():
-                uri = self._opening(lambda: locate(request.uri, request.split, known))
-                opened = self._opening(lambda: GrowingTable(uri, known))
-            found = self._opening(lambda: look(opened, request, news))
+                uri = opening(lambda: locate(request.uri, request.split, known))
+                opened = opening(lambda: GrowingTable(uri, known))
+            found = opening(lambda: look(opened, request, news))
             self._growing.put(key, opened)
             return found
 
         with _told(request, options):
-            return self._renewing(options, look_at)
+            return self._tables.renewing(options, look_at)
 
     def pin(
         self, pin: Pin, is_alive: Callable[[int, int], bool]
@@ -223,21 +158,21 @@ class Fetcher:
         Raises:
             AttemptError: It cannot be written.
         """
-        options = self._storage_options(pin.options)
+        options = self._tables.storage_options(pin.options)
         address = TableAddress(pin.uri, pin.version, pin.timeout_s)
 
         def create(made: dict[str, str], _generation: int) -> tuple[str, Table]:
-            table = self._opening(lambda: Table(address, made))
+            table = opening(lambda: Table(address, made))
             owner = (pin.pid, pin.started)
-            name = self._opening(lambda: pin_version(table.dataset, pin.version, owner, is_alive))
+            name = opening(lambda: pin_version(table.dataset, pin.version, owner, is_alive))
             return name, table
 
         def remove(made: dict[str, str], _generation: int) -> None:
-            table = self._opening(lambda: Table(address, made))
-            self._opening(lambda: unpin(table.dataset, name))
+            table = opening(lambda: Table(address, made))
+            opening(lambda: unpin(table.dataset, name))
 
-        name, _ = self._renewing(options, create)
-        return name, lambda: self._renewing(options, remove)
+        name, _ = self._tables.renewing(options, create)
+        return name, lambda: self._tables.renewing(options, remove)
 
     def read(self, source: StreamSource, shard: int, attempt: Attempt | None = None) -> pa.Table:
         """Read a shard's rows, in the types of a shard and transformed.
@@ -253,17 +188,17 @@ class Fetcher:
         """
         attempt = attempt or Attempt()
         register, index = source.register, source.index
-        options = self._storage_options(register.options)
+        options = self._tables.storage_options(register.options)
         parts, num_rows = index.reads(shard), len(index.shard_rows(shard))
 
         def read(made: dict[str, str], generation: int) -> pa.Table:
-            opened = self._table(source, options, made, generation)
+            opened = self._tables.table(source, options, made, generation)
             row_bytes, tables = index.row_size.mean_bytes, list[pa.Table]()
             for rows in parts:
                 before, is_last = sum(table.nbytes for table in tables), rows is parts[-1]
                 seen = partial(attempt.read_part, before, is_last)
                 tables.append(
-                    self._reading(
+                    reading(
                         lambda rows=rows, seen=seen: opened.read(
                             index.fragments, rows, index.selection, row_bytes, seen
                         )
@@ -272,7 +207,7 @@ class Fetcher:
             return tables[0] if len(tables) == 1 else pa.concat_tables(tables)
 
         try:
-            table = self._renewing(options, read)
+            table = self._tables.renewing(options, read)
         except PlanError as error:
             failure = Failure(FailureKind.UNSUPPORTED, str(error), retryable=False)
             raise AttemptError(failure) from error
@@ -332,97 +267,7 @@ class Fetcher:
 
     def forget(self, source: StreamSource, others: Iterable[StreamSource]) -> None:
         """Close the table of a stream that is gone, if no other reads it."""
-        with self._lock:
-            if all(other.table_key != source.table_key for other in others):
-                self._tables.pop(source.table_key, None)
-
-    def _newly_opened(self, request: Plan, options: StorageOptions) -> tuple[str, Table]:
-        """Look up where and which the table is, and open it.
-
-        Not a table that is open already: the latest version must be looked up anew.
-        """
-
-        def open_table(made: dict[str, str], _generation: int) -> tuple[str, Table]:
-            known = client_options(TableAddress(request.uri, None, request.timeout_s), made)
-            uri = self._opening(lambda: locate(request.uri, request.split, known))
-            uri, version = self._opening(lambda: dereference(uri, request.version, known))
-            address = TableAddress(uri, version, request.timeout_s)
-            try:
-                return uri, self._opening(lambda: Table(address, made))
-            except AttemptError as error:
-                if error.failure.kind is FailureKind.VERSION_NOT_FOUND:
-                    # Of a table that is not there every version is missing: say that.
-                    latest = TableAddress(uri, None, request.timeout_s)
-                    self._opening(lambda: Table(latest, made))
-                raise
-
-        return self._renewing(options, open_table)
-
-    def _storage_options(self, options: Options) -> StorageOptions:
-        """One object for equal options, so that a token is renewed once for all streams."""
-        key = digest({"values": options.values, "function": options.function})
-        with self._lock:
-            if key not in self._options:
-                self._options[key] = StorageOptions(
-                    options.values, options.function, options.search_path
-                )
-            return self._options[key]
-
-    def _table(
-        self, source: StreamSource, options: StorageOptions, made: dict[str, str], generation: int
-    ) -> Table:
-        register = source.register
-        key = digest(
-            {
-                "uri": register.uri,
-                "version": register.version,
-                # The same version number may name another table since.
-                "identity": source.index.identity,
-                "options": id(options),
-                "generation": generation,
-            }
-        )
-        with self._lock:
-            source.table_key = key
-            opening = self._tables.get(key)
-            opens = opening is None
-            if opening is None:
-                opening = self._tables[key] = Future()
-            self._tables.move_to_end(key)
-            while len(self._tables) > _MAX_OPEN_TABLES:
-                self._tables.popitem(last=False)
-        if opens:
-            address = TableAddress(register.uri, register.version, register.timeout_s)
-            try:
-                opening.set_result(self._opening(lambda: Table(address, made)))
-            except BaseException as error:  # noqa: BLE001
-                # Who waits gets it as well; the next attempt opens anew.
-                with self._lock:
-                    if self._tables.get(key) is opening:
-                        del self._tables[key]
-                opening.set_exception(error)
-        table = opening.result()
-        if source.checked is not table:
-            if table_identity(table.manifest()) != source.index.identity:
-                raise AttemptError(_another_table(register.version))
-            source.checked = table
-        return table
-
-    def _opening(self, call: Callable[[], _T]) -> _T:
-        return _classified(call, while_opening=True)
-
-    def _reading(self, call: Callable[[], _T]) -> _T:
-        return _classified(call, while_opening=False)
-
-    def _renewing(self, options: StorageOptions, call: Callable[[dict[str, str], int], _T]) -> _T:
-        """Call again with new credentials, once, if the store refused made ones."""
-        made, generation = options.current()
-        try:
-            return call(made, generation)
-        except AttemptError as error:
-            if error.failure.kind is not FailureKind.CREDENTIALS or not options.renew(generation):
-                raise
-        return call(*options.current())
+        self._tables.forget(source, others)
 
 
 @contextmanager
@@ -458,30 +303,6 @@ def _told(request: Plan | Poll, options: StorageOptions) -> Iterator[None]:
         names = {cls.__name__: cls for cls in LanceStreamError.__subclasses__()}
         text = explain(kind, subject, message, words=error.failure.words)
         raise names[kind.value](text) from error
-
-
-def _another_table(
-    version: int, asked: int | str | None = None, *, given: bool = False
-) -> Failure:
-    """The table is not the index's.
-
-    Args:
-        version: That was opened.
-        asked: As a user gave it.
-        given: Whether the user gave the index.
-    """
-    if isinstance(asked, str):
-        text = f"{asked!r} stands for version {version}, which is not the one of the index"
-    else:
-        text = (
-            f"version {version} is not the one of the index: the table was made again at the "
-            "same uri"
-        )
-    cure = "build the dataset again"
-    if given:
-        cure = "make the index again (build_index, lance-stream index), or leave it out"
-    words = ("the index is of something else", cure)
-    return Failure(FailureKind.VERSION_NOT_FOUND, text, retryable=False, words=words)
 
 
 def _order(request: Plan) -> Order:
@@ -524,16 +345,6 @@ def _mismatch(table: pa.Table, num_rows: int, index: ShardIndex) -> Failure:
         return Failure(FailureKind.TRANSFORM, text, retryable=False)
     text = f"the table gave {found}, the index says {wanted}"
     return Failure(FailureKind.BROKEN, text, retryable=False)
-
-
-def _classified(call: Callable[[], _T], *, while_opening: bool) -> _T:
-    try:
-        return call()
-    except (LanceStreamError, AttemptError, PostponedError, TransformFailedError):
-        raise
-    except BaseException as error:  # Lance panics are not Exceptions.
-        logger.debug("Lance raised", exc_info=True)
-        raise AttemptError(classify(error, while_opening=while_opening)) from error
 
 
 def cache_failure(error: BaseException, directory: str, num_bytes: int) -> Failure:

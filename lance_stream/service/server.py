@@ -21,14 +21,8 @@ from dataclasses import dataclass, field
 
 from lance_stream.service import events
 from lance_stream.service import messages as m
-from lance_stream.service.attempt import Attempt, PostponedError
-from lance_stream.service.fetching import (
-    AttemptError,
-    Fetched,
-    Fetcher,
-    StreamSource,
-    cache_failure,
-)
+from lance_stream.service.attempt import Attempt, AttemptError, PostponedError
+from lance_stream.service.fetching import Fetched, Fetcher, cache_failure
 from lance_stream.service.journal import Journal
 from lance_stream.service.launcher import peer_uid
 from lance_stream.service.metrics import serve_metrics, stats_of
@@ -36,6 +30,7 @@ from lance_stream.service.pins import Pins
 from lance_stream.service.plans import Plans
 from lance_stream.service.runtime import Endpoint
 from lance_stream.service.scheduler import Scheduler
+from lance_stream.service.stream_source import StreamSource
 from lance_stream.service.tallies import Tallies
 from lance_stream.service.threads import in_thread
 from lance_stream.shards.ledger import Ledger

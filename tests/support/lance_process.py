@@ -241,8 +241,9 @@ def _write(
 
 
 def _fetch(uri: str, directory: str, plan: dict[str, Any]) -> dict[str, Any]:
-    from lance_stream.service.fetching import Fetcher, StreamSource
+    from lance_stream.service.fetching import Fetcher
     from lance_stream.service.messages import Options, Plan, Register
+    from lance_stream.service.stream_source import StreamSource
 
     columns = plan.pop("columns", None)
     algorithm = plan.pop("algorithm", None)

@@ -7,8 +7,9 @@ from typing import Any
 import pyarrow as pa
 
 from lance_stream.planning.index import ShardIndex
-from lance_stream.service.fetching import Fetcher, StreamSource
+from lance_stream.service.fetching import Fetcher
 from lance_stream.service.messages import Options, Plan, Register
+from lance_stream.service.stream_source import StreamSource
 
 __all__ = ["FETCHER", "plan", "request", "shards"]
 

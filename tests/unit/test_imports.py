@@ -97,7 +97,9 @@ LANCE_SIDE = {
     "source.table",
     "source.functions",
     "service.fetching",
+    "service.open_tables",
     "service.server",
+    "service.stream_source",
     "service.transform",
 }
 
@@ -262,6 +264,7 @@ def test_functions_of_users_are_not_called_on_the_trainer_side() -> None:
     assert {name for name in MODULES if "service.transform" in _ours(name)} == {
         "service.fetching",
         "service.indexing",
+        "service.open_tables",
     }
 
 
