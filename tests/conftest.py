@@ -72,6 +72,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A place of this run's own, gone afterwards: killed jobs leave lock files of the host."""
+    # pytest's own, which keeps what the last runs made, stays where it is.
+    tmp_path_factory.getbasetemp()
+    # Short, for the sake of sockets in it.
+    with tempfile.TemporaryDirectory(prefix="lst-", dir="/tmp", ignore_cleanup_errors=True) as path:
+        before = os.environ.get("TMPDIR")
+        os.environ["TMPDIR"], tempfile.tempdir = path, path
+        yield
+        tempfile.tempdir = None
+        os.environ.pop("TMPDIR")
+        if before is not None:
+            os.environ["TMPDIR"] = before
+
+
+@pytest.fixture(scope="session", autouse=True)
 def runtime_directory() -> Iterator[Path]:
     """A private place for sockets, empty again when all tests are done."""
     # Short, whatever the temporary directory: a unix socket's path has 107 bytes.

@@ -47,12 +47,12 @@ class Hold:
         """When the stream is gone from the process. Nothing in a forked child."""
         if os.getpid() != self.pid:
             return
+        alone = self.claim.close()
         # Other ranks may go on after this one: the last removes what they share.
-        if not self.shared or self.claim.is_alone():
+        if alone or not self.shared:
             for path in self.files:
                 remove(path)
         self.lease.close()
-        self.claim.close()
 
 
 class _Job:

@@ -59,28 +59,36 @@ class DirectoryClaim:
         self._pid = os.getpid()
         self._open = True
 
-    def is_alone(self) -> bool:
-        """Whether no other process has a part in it at this moment."""
-        held = _HELD.get(self.path)
-        if not self._open or held is None or self._pid != os.getpid():
-            return False
-        try:
-            fcntl.lockf(held.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            fcntl.lockf(held.descriptor, fcntl.LOCK_SH)
-        except OSError:
-            return False
-        return True
+    def close(self) -> bool:
+        """Give the directory up. Does nothing in a forked child.
 
-    def close(self) -> None:
-        """Give the directory up. Does nothing in a forked child."""
+        Returns:
+            Whether no other process has a part in it any more.
+        """
         held = _HELD.get(self.path)
         if not self._open or held is None or self._pid != os.getpid():
-            return
+            return False
         self._open = False
         held.claims -= 1
-        if not held.claims:
-            del _HELD[self.path]
-            os.close(held.descriptor)
+        if held.claims:
+            alone = _lock_alone(held.descriptor)
+            if alone:
+                fcntl.lockf(held.descriptor, fcntl.LOCK_SH)
+            return alone
+        del _HELD[self.path]
+        # Let go of before it is looked: of ranks that end at once, one finds itself alone.
+        fcntl.lockf(held.descriptor, fcntl.LOCK_UN)
+        alone = _lock_alone(held.descriptor)
+        os.close(held.descriptor)
+        return alone
+
+
+def _lock_alone(descriptor: int) -> bool:
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def claim_directory(path: str) -> DirectoryClaim:

@@ -119,11 +119,11 @@ def test_old_caches(place: Place) -> None:
 
 def test_why_things_stay(place: Place) -> None:
     """Told without --json too, by how many there are of each kind."""
-    for number in (1, 2):
-        place.cache(number, 3 * DAY)
+    caches = [place.cache(number, 3 * DAY) for number in (1, 2)]
     said = lance_stream("clean", "--dry-run", env=place.environment).check().stdout
     assert "  2: used ...\n" in said
-    assert " 0 things would be removed" in f" {said}"
+    # What dead jobs of other tests left on this machine may be told too.
+    assert not any(cache.name in said for cache in caches)
 
 
 def test_a_cache_that_is_mapped(place: Place) -> None:

@@ -20,6 +20,8 @@ from typing import Any
 
 __all__ = ["Forked", "fork", "run_forked"]
 
+_GROUP_ENDS_WITHIN_S = 2.0
+
 
 class Forked:
     """A function that runs in a child process."""
@@ -45,6 +47,7 @@ class Forked:
                 msg = f"still running after {timeout_s:g} s; its stacks:\n{self.output()}"
                 raise AssertionError(msg)
             time.sleep(0.02)
+        self._wait_for_group(_GROUP_ENDS_WITHIN_S)
         self.kill()
         result = self._directory / "result"
         if not result.exists():
@@ -70,6 +73,16 @@ class Forked:
     def output(self) -> str:
         """What it printed so far, at most the last 20,000 characters."""
         return (self._directory / "output").read_text(errors="replace")[-20000:]
+
+    def _wait_for_group(self, timeout_s: float) -> None:
+        """Python's resource tracker removes the shared memory of the child after it."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            try:
+                os.killpg(self.pid, 0)
+            except (ProcessLookupError, PermissionError):
+                return
+            time.sleep(0.005)
 
     def _signal(self, number: int) -> None:
         try:

@@ -220,6 +220,42 @@ def test_a_forked_child_is_another_process(tmp_path: Path, run_python: Callable[
     assert "is in use by process" in run_python(FORK_CLAIMS, str(tmp_path))
 
 
+RANK = """
+import multiprocessing, sys, time
+from lance_stream.service.directory import claim_directory, join_directory
+
+def rank(path, number, barrier, alone):
+    for _ in range(200):
+        if number == 0:
+            claim = claim_directory(path)
+        barrier.wait(20)
+        if number:
+            claim = join_directory(path)
+        barrier.wait(20)
+        alone[number] = claim.close()
+        barrier.wait(20)
+        if number == 0:
+            assert any(alone), list(alone)
+        barrier.wait(20)
+
+context = multiprocessing.get_context("fork")
+barrier, alone = context.Barrier(3), context.Array("b", 3, lock=False)
+ranks = [context.Process(target=rank, args=(sys.argv[1], n, barrier, alone)) for n in range(3)]
+for process in ranks:
+    process.start()
+for process in ranks:
+    process.join(60)
+print([process.exitcode for process in ranks])
+"""
+
+
+def test_one_of_those_that_let_go_at_once_is_the_last(
+    tmp_path: Path, run_python: Callable[..., str]
+) -> None:
+    """Ranks that end in the same moment: one of them removes what they shared."""
+    assert run_python(RANK, str(tmp_path)) == "[0, 0, 0]\n"
+
+
 def test_what_cannot_be_a_directory_names_the_argument(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
