@@ -77,7 +77,8 @@ def temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     # pytest's own, which keeps what the last runs made, stays where it is.
     tmp_path_factory.getbasetemp()
     # Short, for the sake of sockets in it.
-    with tempfile.TemporaryDirectory(prefix="lst-", dir="/tmp", ignore_cleanup_errors=True) as path:
+    place = tempfile.TemporaryDirectory(prefix="lst-", dir="/tmp", ignore_cleanup_errors=True)
+    with place as path:
         before = os.environ.get("TMPDIR")
         os.environ["TMPDIR"], tempfile.tempdir = path, path
         yield
