@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
 import weakref
+from _posixshmem import shm_unlink
 from typing import Any
 
 import numpy as np
 from filelock import FileLock
 from numpy.typing import NDArray
 from streaming import StreamingDataset
-from streaming.base.constant import CACHE_FILELOCK
+from streaming.base.constant import CACHE_FILELOCK, EPOCH_DATA, EPOCH_SHAPE
 from streaming.base.dataset import _ShardState
-from streaming.base.shared import SharedArray, _get_path
+from streaming.base.shared import SharedArray, SharedMemory, _get_path
 
 from lance_stream.errors import ShardUnavailableError
 from lance_stream.host.barrier import Barrier
@@ -59,6 +61,16 @@ class PreparingDataset(StreamingDataset):
         """In a forked child: file locks made before are the parent's."""
         self.__dict__.pop(CACHE_FILELOCK, None)
         self._shared_barrier.__dict__.pop("lock", None)
+
+    def _share_work(
+        self, sample_ids: NDArray[np.int64]
+    ) -> tuple[SharedMemory, SharedMemory | None]:
+        # A worker that was killed while it shared an epoch has left it; the host would fail on it
+        # in every later epoch.
+        for name in (EPOCH_SHAPE, EPOCH_DATA):
+            with contextlib.suppress(FileNotFoundError):
+                shm_unlink(f"/{_get_path(self._shm_prefix_int, name)}")
+        return super()._share_work(sample_ids)
 
     def missing(self, shards: NDArray[np.int64]) -> list[int]:
         """Those of some shards that are not in the cache, in the same order."""

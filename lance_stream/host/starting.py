@@ -8,9 +8,12 @@ pinned.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import re
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from types import FrameType
@@ -37,6 +40,11 @@ logger = logging.getLogger(__name__)
 
 # Its functions are replaced by name, of which a type checker knows nothing.
 _host: Any = dataset
+
+# Where Linux shows shared memory, and the names of the host and of ours in it; those of the host's
+# lock files, in the temporary directory, are alike.
+_SEGMENTS = "/dev/shm"  # noqa: S108
+_NAME = re.compile(r"([0-9]{6,})_")
 
 _NEEDED = ("RANK", "MASTER_ADDR", "MASTER_PORT")
 _TELL_AFTER_S = 15.0
@@ -135,6 +143,11 @@ def take_prefix(
                 _check_and_find_retrying(streams_local, streams_remote, name, retry)
                 for name in SHM_TO_CLEAN
             )
+            # The host finds the first number that each name is free under; one job needs them all,
+            # and of one that was killed any may be left.
+            used = _used_prefixes()
+            while prefix in used:
+                prefix += 1
             data = _pack_locals(streams_local, prefix)
             try:
                 memory = SharedMemory(_get_path(prefix, LOCALS), True, len(data))
@@ -154,6 +167,15 @@ def take_prefix(
     if taken:
         return taken[0]
     return told["prefix"], SharedMemory(_get_path(told["prefix"], LOCALS), False)
+
+
+def _used_prefixes() -> set[int]:
+    """Numbers under which something has a name on this machine; none where it does not tell."""
+    used = set()
+    for folder in (_SEGMENTS, tempfile.gettempdir()):
+        with contextlib.suppress(OSError):
+            used |= {int(match[1]) for match in map(_NAME.match, os.listdir(folder)) if match}
+    return used
 
 
 def _has(frame: FrameType, ours: type) -> bool:

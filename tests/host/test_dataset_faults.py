@@ -245,6 +245,29 @@ def _fails(batch: list[Any]) -> Any:
     raise KeyError("mine too")
 
 
+def test_a_worker_killed_while_it_shares_an_epoch(table_100: str, tmp_path: Path) -> None:
+    """What it leaves in shared memory is in the way of no later epoch."""
+    died = tmp_path / "died"
+
+    class Dying(LanceStreamingDataset):
+        def _share_work(self, sample_ids: Any) -> Any:
+            shared = super()._share_work(sample_ids)
+            if not died.exists():
+                died.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return shared
+
+    def run() -> list[Any]:
+        stream = LanceStream(table_100, shard_rows=10)
+        data = Dying(streams=[stream], shuffle=True, **OPTIONS)
+        with pytest.raises(RuntimeError, match="exited unexpectedly|killed by signal"):
+            list(batches(data, 2))
+        return [sorted(ids(batches(data, 2))) for _ in range(2)]
+
+    assert run_forked(run) == [ROWS, ROWS]
+    assert died.exists()
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_killed_download_process(table_100: str, workers: int) -> None:
     """It is started again, and no row is lost."""

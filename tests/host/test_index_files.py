@@ -24,7 +24,6 @@ from lance_stream.errors import (
     PlanError,
     VersionNotFoundError,
 )
-from lance_stream.host import settling
 from lance_stream.planning import container
 from tests.multi.ranks import environment, free_port
 from tests.support.forked import fork, run_forked
@@ -248,8 +247,6 @@ def order_of_now(uri: str) -> list[int]:
 
 def _rank(rank: int, port: int, uri: str, path: Path) -> list[Any]:
     os.environ.update(environment(rank, 2, port))
-    # Of a job of its own, not the pytest process's.
-    settling._Job.endpoint = None
     data = dataset(uri, index=path, host=SHUFFLED)
     stream = data.streams[0]
     return [ids(batches(data, 1)), stream.fingerprint, stream.download_process_pid]

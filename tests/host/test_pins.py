@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from lance_stream.errors import LanceStreamError
-from lance_stream.host import settling
 from tests.multi.ranks import environment, free_port
 from tests.support.fault_proxy import FaultProxy
 from tests.support.faults import Fault
@@ -234,7 +233,6 @@ def test_one_tag_for_all_ranks(table: str, tmp_path: Path) -> None:
 
     def rank(number: int) -> list[Any]:
         os.environ.update(environment(number, 2, port))
-        settling._Job.endpoint = None
         data = dataset(table, pin=True, shard_rows=10, local=str(tmp_path / "c"))
         return [len(pins(table)), ids(batches(data, 1))]
 

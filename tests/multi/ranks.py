@@ -114,11 +114,6 @@ def _rank(function: Callable[[int], Any], rank: int, variables: dict[str, str]) 
     os.environ.update(variables)
     if "TMPDIR" in variables:
         _be_a_node()
-    from lance_stream.host import settling
-
-    # Datasets that the pytest process has built itself: this rank has to find the process of its
-    # own job.
-    settling._Job.endpoint = None
     return function(rank)
 
 

@@ -105,6 +105,41 @@ def test_many_begin_in_the_same_moment(
     assert len({number for _, number in results}) == 3
 
 
+_LEFT = """
+import sys
+from pathlib import Path
+from streaming import StreamingDataset
+from streaming.base.constant import SHM_TO_CLEAN
+from streaming.base.shared.prefix import _check_and_find
+from lance_stream import LanceStream, LanceStreamingDataset
+
+stream = dict(shard_rows=10, local=sys.argv[2])
+host = dict(batch_size=4, num_canonical_nodes=1)
+ours = [f"lance_stream_{name}" for name in ("barrier", "preparers_10")]
+taken = set()
+for number, name in enumerate([*SHM_TO_CLEAN, *ours]):
+    prefix = max(_check_and_find([], [], other) for other in SHM_TO_CLEAN)
+    left = Path(f"/dev/shm/{prefix:06}_{name}")
+    # Too small for what it was, and with another content.
+    left.write_bytes(bytes(4))
+    try:
+        for kind in (StreamingDataset, LanceStreamingDataset):
+            data = kind(streams=[LanceStream(sys.argv[1], **stream)], **host)
+            assert sorted(row["i"] for row in data) == list(range(100)), name
+            taken.add(data._shm_prefix_int == prefix)
+            del data
+    finally:
+        left.unlink()
+print(sorted(taken))
+"""
+
+
+def test_any_name_that_a_dead_job_left(table_100: str, tmp_path: Path) -> None:
+    """The host looks at each name apart, and a job fails where one that it needs is not free."""
+    script = start_script(_LEFT, table_100, tmp_path / "cache")
+    assert script.wait(100).check().stdout.splitlines()[-1] == "[False]"
+
+
 def test_one_explicit_directory_at_once(table_100: str, tmp_path: Path) -> None:
     """One has it, the other is refused and told the pid of the first, which is alive."""
     local = str(tmp_path / "cache")

@@ -18,6 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from lance_stream.host import settling
+
 __all__ = ["Forked", "fork", "run_forked"]
 
 _GROUP_ENDS_WITHIN_S = 2.0
@@ -111,6 +113,8 @@ def fork(function: Callable[..., Any], *args: Any) -> Forked:
         os.dup2(output, 2)
         sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
         sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+        # A job of its own, whatever the pytest process has done.
+        settling._Job.endpoint = None
         faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
         result = json.dumps(function(*args))
         temporary = directory / "result.tmp"
