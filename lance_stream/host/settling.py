@@ -114,7 +114,7 @@ def settle(
         sweep_ledgers(directory)
         sweep_left_behind(directory, names.is_left_behind)
         path = lay_down_index(directory, index)
-        ledger = ledger_path(directory, token)
+        ledger = ledger_path(directory, token, index.fingerprint)
         create_ledger(ledger, index.num_shards)
         # Before the boards: the directory of an endpoint goes with the last hold on its process.
         lease = Lease(job_endpoint())

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from lance_stream.errors import ShardCorruptError
 from lance_stream.planning.index import ShardIndex
 from lance_stream.processes import is_alive, this_node, this_writer
-from lance_stream.shards.paths import index_name, is_index_name, new_temporary_name
+from lance_stream.shards.paths import index_name, new_temporary_name
 from lance_stream.shards.regular import read_regular
 
 __all__ = ["lay_down_index", "ledger_path", "remove", "sweep_ledgers", "sweep_left_behind"]
@@ -45,10 +45,10 @@ def _content(path: str) -> bytes | None:
         return None
 
 
-def ledger_path(directory: str, token: str) -> str:
-    """Path for a ledger that this process makes in a cache directory."""
+def ledger_path(directory: str, token: str, fingerprint: str) -> str:
+    """Path for a ledger that this process makes in a cache directory; names the index, too."""
     pid, started, node = this_writer()
-    return os.path.join(directory, f".ledger-{pid}-{started}-n{node}-{token}")
+    return os.path.join(directory, f".ledger-{pid}-{started}-n{node}-{token}.{fingerprint}")
 
 
 def sweep_ledgers(directory: str) -> None:
@@ -70,15 +70,13 @@ def sweep_ledgers(directory: str) -> None:
 
 
 def sweep_left_behind(directory: str, is_left_behind: Callable[[str], bool]) -> None:
-    """Evict shards of earlier windows; their indexes too, but the latest, which may be in use."""
-    indexes = []
-    for name in filter(is_left_behind, os.listdir(directory)):
-        if is_index_name(name):
-            indexes.append(os.path.join(directory, name))
-        else:
+    """Evict shards of earlier windows; their indexes too, but those that datasets still use."""
+    names = os.listdir(directory)
+    # As long as there is a ledger, a process may have to read the index of its dataset.
+    used = {index_name(name.rpartition(".")[2]) for name in names if name.startswith(".ledger-")}
+    for name in filter(is_left_behind, names):
+        if name not in used:
             remove(os.path.join(directory, name))
-    for path in sorted(indexes, key=os.path.getmtime)[:-1]:
-        remove(path)
 
 
 def remove(path: str) -> None:

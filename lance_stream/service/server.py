@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from lance_stream.errors import LanceStreamError
 from lance_stream.service import events
 from lance_stream.service import messages as m
 from lance_stream.service.attempt import Attempt, AttemptError, PostponedError
@@ -95,6 +96,8 @@ class Server:
         )
         self._sources: dict[str, StreamSource] = {}
         self._ledgers: dict[str, Ledger] = {}
+        # Streams that could not be registered, and why.
+        self._refused: dict[str, str] = {}
         self._tallies = Tallies(endpoint.status_path)
         self._showing: asyncio.TimerHandle | None = None
         self._clients: dict[int, _Client] = {}
@@ -191,7 +194,7 @@ class Server:
             case m.Fetch(stream=stream, shard=shard, demand=demand):
                 source = self._sources.get(stream)
                 if source is None:
-                    text = "the stream is not known to the download process"
+                    text = self._unknown(stream)
                     self._send(client, m.Failed(stream, shard, "DownloadProcessError", text))
                     return
                 self._tallies.add(stream, "requested")
@@ -210,11 +213,27 @@ class Server:
                 key = events.Key(stream, shard)
                 self._handle(events.Asked(client.number, key, demand, expected, policy))
 
+    def _unknown(self, stream: str) -> str:
+        refused = self._refused.get(stream)
+        if refused is None:
+            return "the stream is not known to the download process"
+        return (
+            f"the download process cannot serve the stream: {refused}; what it keeps in its cache "
+            "directory must stay there while a dataset uses it: build the dataset again"
+        )
+
     def _register(self, client: _Client, message: m.Register) -> None:
         if message.stream not in self._sources:
-            self._sources[message.stream] = StreamSource.load(message)
-            self._ledgers[message.stream] = Ledger(message.ledger_path)
-            self._tallies.open(message, self._sources[message.stream].index)
+            try:
+                source, ledger = StreamSource.load(message), Ledger(message.ledger_path)
+                self._tallies.open(message, source.index)
+            except (OSError, LanceStreamError) as error:
+                # Other streams of the process are not concerned; who asks for this one is told.
+                logger.warning("cannot serve stream %s: %s", message.stream, error)
+                self._refused[message.stream] = f"{type(error).__name__}: {error}"
+                return
+            self._sources[message.stream], self._ledgers[message.stream] = source, ledger
+            self._refused.pop(message.stream, None)
         client.streams.add(message.stream)
 
     def _forget(self, client: _Client, stream: str) -> None:

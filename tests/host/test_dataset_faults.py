@@ -260,7 +260,7 @@ def test_a_worker_killed_while_it_shares_an_epoch(table_100: str, tmp_path: Path
     def run() -> list[Any]:
         stream = LanceStream(table_100, shard_rows=10)
         data = Dying(streams=[stream], shuffle=True, **OPTIONS)
-        with pytest.raises(RuntimeError, match="exited unexpectedly|killed by signal"):
+        with pytest.raises(RuntimeError, match=r"exited unexpectedly|killed by signal"):
             list(batches(data, 2))
         return [sorted(ids(batches(data, 2))) for _ in range(2)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -358,3 +359,27 @@ def test_row_ids_hide_no_column(table_100: str) -> None:
     """A column under the name that with_row_id adds is refused."""
     with pytest.raises(PlanError, match="'_rowid' is Lance's own name"):
         dataset(table_100, columns={"_rowid": "i + 1"}, with_row_id=True)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stream_whose_index_is_gone_fails_alone(
+    table_100: str, tmp_path: Path, workers: int
+) -> None:
+    """A fresh download process cannot serve it, says so, and serves the other."""
+
+    def run() -> list[Any]:
+        one, other = (
+            dataset(table_100, shard_rows=10, local=str(tmp_path / name)) for name in "ab"
+        )
+        assert sorted(ids(batches(other, workers))) == list(range(100))
+        for path in [*tmp_path.glob("a/*.arrow"), *tmp_path.glob("b/*.00000003.arrow")]:
+            path.unlink()
+        os.kill(one.streams[0].download_process_pid, signal.SIGKILL)
+        with pytest.raises(Exception, match="cannot serve the stream") as caught:
+            list(batches(one, workers))
+        return [str(caught.value), sorted(ids(batches(other, workers)))]
+
+    said, rows = run_forked(run)
+    assert "index.arrow" in said
+    assert "build the dataset again" in said
+    assert rows == list(range(100))

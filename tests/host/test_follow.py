@@ -25,7 +25,7 @@ from lance_stream.errors import (
 )
 from tests.support.forked import fork, run_forked
 from tests.support.producer import Producer
-from tests.support.streams import ORDER
+from tests.support.streams import ORDER, batches, ids
 
 FAST: dict[str, Any] = {"poll_seconds": 0.02, "timeout": 0.0, "shard_rows": 7}
 
@@ -377,6 +377,23 @@ def test_a_window_slides_over_its_shards(plain: Producer, uri: str, tmp_path: Pa
         [list(range(2, 14)), 2, 4],
         [list(range(2, 20)), 2, 6],
         [list(range(8, 26)), 2, 6],
+    ]
+
+
+def test_the_data_of_an_earlier_round_goes_on(plain: Producer, uri: str) -> None:
+    """Kept to evaluate on, with workers that are started when its index is three rounds old."""
+    plain.append(60)
+
+    def run() -> Any:
+        kept, said = None, []
+        for each in rounds(follow(uri, rows_per_round=10, **FAST)):
+            data = LanceStreamingDataset(streams=[each.stream()], batch_size=5, shuffle=True)
+            kept = kept or data
+            said.append([sorted(ids(batches(one, 1), check=False)) for one in (data, kept)])
+        return said
+
+    assert run_forked(run) == [
+        [list(range(first, first + 10)), list(range(10))] for first in range(0, 60, 10)
     ]
 
 

@@ -16,7 +16,7 @@ def test_ledgers_of_the_dead_are_swept_and_those_of_other_nodes_when_they_are_ol
     pid, started = this_process()
     other = "f" * 12
     kept = [
-        Path(ledger_path(str(directory), "a")).name,
+        Path(ledger_path(str(directory), "a", "f" * 32)).name,
         f".ledger-{pid}-{started}-b",
         f".ledger-{pid}-{started - 5000}-n{other}-c",
         "0" * 20 + ".00000000.arrow",
