@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import TypeVar
 
-from lance_stream.errors import LanceStreamError
+from lance_stream.errors import CredentialsError, LanceStreamError, PlanError
 from lance_stream.planning.fingerprint import digest, table_identity
 from lance_stream.service.attempt import AttemptError, PostponedError
 from lance_stream.service.messages import Options, Plan
@@ -124,19 +124,33 @@ class OpenTables:
 
     def renewing(self, options: StorageOptions, call: Callable[[dict[str, str], int], _T]) -> _T:
         """Call again with new credentials, once, if the store refused made ones."""
-        made, generation = options.current()
+        made, generation = _current(options)
         try:
             return call(made, generation)
         except AttemptError as error:
             if error.failure.kind is not FailureKind.CREDENTIALS or not options.renew(generation):
                 raise
-        return call(*options.current())
+        return call(*_current(options))
 
     def forget(self, source: StreamSource, others: Iterable[StreamSource]) -> None:
         """Close the table of a stream that is gone, if no other reads it."""
         with self._lock:
             if all(other.table_key != source.table_key for other in others):
                 self._tables.pop(source.table_key, None)
+
+
+def _current(options: StorageOptions) -> tuple[dict[str, str], int]:
+    """The options to use now; with what is wrong with their function as an ``AttemptError``."""
+    try:
+        return options.current()
+    except CredentialsError as error:
+        words = ("there are no credentials to use", "look at that function, and what it calls")
+        failure = Failure(FailureKind.CREDENTIALS, str(error), retryable=True, words=words)
+        raise AttemptError(failure) from error
+    except PlanError as error:
+        words = ("there are no credentials to use", "correct that function")
+        failure = Failure(FailureKind.BAD_REQUEST, str(error), retryable=False, words=words)
+        raise AttemptError(failure) from error
 
 
 def opening(call: Callable[[], _T]) -> _T:

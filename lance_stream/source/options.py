@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Mapping
 
-from lance_stream.errors import PlanError
+from lance_stream.errors import CredentialsError, PlanError
 from lance_stream.source.functions import load_function
 
 __all__ = ["StorageOptions"]
 
+logger = logging.getLogger(__name__)
+
 # Renew options this long before they lapse; those that live for less, halfway.
 _RENEW_BEFORE_S = 60.0
+# Where making them anew failed, and those from before are good for longer.
+_TRY_AGAIN_S = 10.0
 
 
 class StorageOptions:
@@ -33,6 +38,7 @@ class StorageOptions:
         self._function = function
         self._search_path = search_path
         self._renew_at: float | None = None
+        self._lapse_at: float | None = None
         self._made: dict[str, str] | None = None if function else self._fixed
         self._generation = 0
         self._lock = threading.Lock()
@@ -42,13 +48,22 @@ class StorageOptions:
 
         Raises:
             PlanError: The function cannot be imported, or returns something else.
+            CredentialsError: It failed, and what it gave before has lapsed or was refused.
         """
         with self._lock:
             due = self._renew_at is not None and time.time() >= self._renew_at
-            if self._made is None or due:
-                self._made, expiry = self._call()
-                self._renew_at = None if expiry is None else _renewal(time.time(), expiry)
-                self._generation += 1
+            if self._made is None:
+                self._made = self._make()
+            elif due:
+                try:
+                    self._made = self._make()
+                except CredentialsError as error:
+                    left_s = (self._lapse_at or 0.0) - time.time()
+                    if left_s <= 0:
+                        raise
+                    # A service of tokens that is away for a moment is no reason to end.
+                    self._renew_at = time.time() + min(left_s / 2, _TRY_AGAIN_S)
+                    logger.warning("%s; what it gave before is good for %.0f s", error, left_s)
             return self._made, self._generation
 
     def renew(self, refused: int) -> bool:
@@ -67,16 +82,28 @@ class StorageOptions:
         """Options whose values must not be printed."""
         return dict(self._made or {})
 
+    def _make(self) -> dict[str, str]:
+        made, self._lapse_at = self._call()
+        lapse_at = self._lapse_at
+        self._renew_at = None if lapse_at is None else _renewal(time.time(), lapse_at)
+        self._generation += 1
+        return made
+
     def _call(self) -> tuple[dict[str, str], float | None]:
         function = load_function("storage_options", str(self._function), self._search_path)
         try:
-            options, expiry = function()
+            returned = function()
+        except Exception as error:
+            msg = f"storage_options={self._function!r} raised {type(error).__name__}: {error}"
+            raise CredentialsError(msg) from error
+        try:
+            options, expiry = returned
             expiry = None if expiry is None else float(expiry)
             return {str(k): str(v) for k, v in options.items()}, expiry
         except Exception as error:
             msg = (
                 f"storage_options={self._function!r}: {type(error).__name__}: {error}; it must "
-                "name a function 'package.module:function' that returns (options, expiry)"
+                "return (options, expiry)"
             )
             raise PlanError(msg) from error
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from lance_stream.errors import CredentialsError, PlanError
 from lance_stream.source import options
 from lance_stream.source.options import StorageOptions
 
@@ -39,3 +40,48 @@ def test_fixed_options_are_never_made_anew() -> None:
     assert storage.current() == ({"key": "1"}, 0)
     assert not storage.renew(0)
     assert storage.current() == ({"key": "1"}, 0)
+
+
+def test_a_function_that_fails_once_ends_nothing_while_its_options_are_good(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, away = [1000.0], [False]
+    monkeypatch.setattr(options.time, "time", lambda: now[0])
+    calls = []
+
+    def keys() -> tuple[dict[str, object], float]:
+        calls.append(now[0])
+        if away[0]:
+            raise TimeoutError("503, try again")
+        return {"key": now[0]}, now[0] + 100
+
+    monkeypatch.setattr(options, "load_function", lambda *_: keys)
+    storage = StorageOptions(None, "module:keys", ())
+    assert storage.current() == ({"key": "1000.0"}, 1)
+    away[0] = True
+    for now[0] in (1040.0, 1049.9):
+        assert storage.current() == ({"key": "1000.0"}, 1)
+    # Not at each read, and again after a while.
+    assert calls == [1000.0, 1040.0]
+    now[0] = 1050.0
+    assert storage.current() == ({"key": "1000.0"}, 1)
+    assert calls[2:] == [1050.0]
+    # Lapsed, or refused: there is nothing to go on with.
+    now[0] = 1100.0
+    with pytest.raises(CredentialsError, match=r"module:keys.*TimeoutError: 503, try again"):
+        storage.current()
+    away[0] = False
+    assert storage.current() == ({"key": "1100.0"}, 2)
+    away[0] = True
+    storage.renew(2)
+    with pytest.raises(CredentialsError):
+        storage.current()
+
+
+@pytest.mark.parametrize("returned", [None, {"key": "1"}, ({"key": "1"}, "soon"), ("key", None)])
+def test_a_function_that_returns_something_else(
+    monkeypatch: pytest.MonkeyPatch, returned: object
+) -> None:
+    monkeypatch.setattr(options, "load_function", lambda *_: lambda: returned)
+    with pytest.raises(PlanError, match=r"module:keys.* must return \(options, expiry\)"):
+        StorageOptions(None, "module:keys", ()).current()
