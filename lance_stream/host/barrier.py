@@ -1,7 +1,8 @@
-"""A barrier between the workers of a node that forgets those who died in it.
+"""A barrier between the workers of a node that forgets those who died in it, or are let go of.
 
 The host's ``SharedBarrier`` counts who came. A worker that is killed while it waits is counted for
-ever, and the next workers wait for one who will not come.
+ever, and the next workers wait for one who will not come. And where a loader is iterated anew,
+torch starts the new workers before it ends the old ones: one of each would pass together.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ import logging
 import os
 import time
 from multiprocessing import parent_process
+from typing import NamedTuple
 
 import numpy as np
 from filelock import FileLock
+from numpy.typing import NDArray
 from streaming.base.shared import SharedArray
+from torch.utils.data import get_worker_info
 
 from lance_stream.errors import LanceStreamError
 from lance_stream.host.locks import locked
@@ -27,6 +31,26 @@ _MAX_PROCESSES = 4094
 _LOOK_EVERY_S = 0.002
 _TELL_EVERY_S = 60.0
 _DEADLINE_S = 7200.0
+_LET_GO = "the loader of this worker has begun another iteration, with other workers"
+
+
+class _Waiting(NamedTuple):
+    pid: int
+    # Who started it, and the iteration of its loader: a number of torch's for all its workers.
+    parent: int
+    iteration: int
+
+    def is_followed_by(self, other: _Waiting) -> bool:
+        """Whether the other is a worker of a later iteration of the same loader."""
+        if self.parent != other.parent or self.iteration == other.iteration:
+            return False
+        return (start_time(self.pid) or 0, self.pid) < (start_time(other.pid) or 0, other.pid)
+
+
+def _me() -> _Waiting:
+    worker = get_worker_info()
+    iteration = 0 if worker is None else worker.seed - worker.id
+    return _Waiting(os.getpid(), os.getppid(), iteration)
 
 
 class Barrier:
@@ -40,8 +64,8 @@ class Barrier:
             name: Of its shared memory.
         """
         self.filelock_path = filelock_path
-        # How often it was passed, how many wait, and their pids.
-        self._shared = SharedArray(_MAX_PROCESSES + 2, np.int64, name)
+        # How often it was passed and how many wait; then of each its pid, and its loader's.
+        self._shared = SharedArray(2 + 3 * _MAX_PROCESSES, np.int64, name)
 
     def __call__(self, num_procs: int) -> None:
         """Wait until so many live processes, this one included, have come.
@@ -51,27 +75,35 @@ class Barrier:
         Raises:
             LanceStreamError: Too few have come in two hours (the other ranks of the node may be
                 busy with something else between two epochs), or the process that started this
-                one is gone.
+                one is gone, or has begun another iteration.
         """
-        shared = self._shared
+        shared, me = self._shared.numpy(), _me()
+        waiting = shared[2:].reshape(_MAX_PROCESSES, 3)
         with locked(self._lock(), "the barrier at the start of an epoch"):
-            passed, waiting = int(shared[0]), int(shared[1])
-            pids = [int(shared[2 + at]) for at in range(waiting)]
-            # The dead, and a process that was killed and came again by the same number.
-            pids = [pid for pid in pids if pid != os.getpid() and start_time(pid) is not None]
-            pids.append(os.getpid())
-            if len(pids) >= num_procs:
+            passed = int(shared[0])
+            others = [
+                _Waiting(*map(int, row))
+                for row in waiting[: int(shared[1])]
+                # Not a process that was killed, also if another came again by its number.
+                if row[0] != me.pid and start_time(int(row[0])) is not None
+            ]
+            if any(me.is_followed_by(other) for other in others):
+                raise LanceStreamError(_LET_GO)
+            come = [other for other in others if not other.is_followed_by(me)]
+            come.append(me)
+            if len(come) >= num_procs:
                 shared[1] = 0
                 shared[0] = passed + 1
                 return
-            for at, pid in enumerate(pids):
-                shared[2 + at] = pid
-            shared[1] = len(pids)
+            waiting[: len(come)] = come
+            shared[1] = len(come)
         started, told = time.monotonic(), 0
         # A worker's; a trainer's own parent may be a shell that has long gone.
         parent = parent_process()
         while int(shared[0]) == passed:
             time.sleep(_LOOK_EVERY_S)
+            if self._is_left_out(waiting, passed, me):
+                raise LanceStreamError(_LET_GO)
             waited_s = time.monotonic() - started
             come = (
                 f"{int(shared[1])} of {num_procs} processes of this node have come to the start "
@@ -87,6 +119,15 @@ class Barrier:
             if waited_s > _TELL_EVERY_S * (told + 1):
                 told += 1
                 logger.warning("%s; waiting for the others", come)
+
+    def _is_left_out(self, waiting: NDArray[np.int64], passed: int, me: _Waiting) -> bool:
+        """Whether workers of a later iteration came, which do not wait for this one."""
+        shared = self._shared.numpy()
+        if me.pid in waiting[: int(shared[1]), 0] or int(shared[0]) != passed:
+            return False
+        # Looked at while somebody wrote?
+        with locked(self._lock(), "the barrier at the start of an epoch"):
+            return me.pid not in waiting[: int(shared[1]), 0] and int(shared[0]) == passed
 
     def _lock(self) -> FileLock:
         lock = self.__dict__.get("lock")

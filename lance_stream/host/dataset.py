@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import math
 import operator
+import os
 import threading
 import time
 import weakref
@@ -20,7 +21,9 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 from streaming import Stream
+from streaming.base.batching import generate_work
 from streaming.base.dataset import _ShardState
 from torch.utils.data import get_worker_info
 
@@ -56,6 +59,8 @@ _OTHER_ROW_BYTES = 64.0 * 1024
 _DEFAULT_PREDOWNLOAD = 8192
 _RETRIES = 8
 _OWN_SAMPLES = "own_samples"
+# In a state that a process saved when it had come to the end of its part of an epoch.
+_OVER = "over"
 
 # What gives the sample of a row of a shard; and its file, if it is ours.
 _Opened: TypeAlias = "tuple[Callable[[int], Any], OpenShard | None]"
@@ -123,6 +128,10 @@ class LanceStreamingDataset(PreparingDataset):
         self._begun: tuple[int, int] | None = None
         # Epoch, where it was begun, and how many samples this process gave out of it.
         self._own: tuple[int, int, int] | None = None
+        # Whether the epoch was given out to its end here.
+        self._over = False
+        # In a worker: the process in which its own state was loaded, and the epoch not begun yet.
+        self._loaded_in: int | None = None
         self._max_open = _PART_SHARDS
         # Of the watch too. Reentrant: a generator may be closed wherever garbage is collected.
         self._counting = threading.RLock()
@@ -175,11 +184,16 @@ class LanceStreamingDataset(PreparingDataset):
         """
         if self._course is not None:
             self._course.end()
+        self._over = False
         self._unique_worker_world = self._unique_rank_world.detect_workers()
         self._parallel_worker_world = self._parallel_rank_world.detect_workers()
-        epoch, sample_in_epoch = self._resume_incr_epoch()
-        skip, self._own = self._given_out_before((epoch, sample_in_epoch)), None
-        ids = self._get_work(epoch, sample_in_epoch)
+        if self._own is not None and self._loaded_in == os.getpid():
+            (epoch, sample_in_epoch, skip), self._own = self._own, None
+            ids = self._own_work(epoch, sample_in_epoch)
+        else:
+            epoch, sample_in_epoch = self._resume_incr_epoch()
+            skip, self._own = self._given_out_before((epoch, sample_in_epoch)), None
+            ids = self._get_work(epoch, sample_in_epoch)
         self._begun = (epoch, sample_in_epoch)
         course = self._course = Course(ids, self._shard_stops, skip)
         self._kept = None
@@ -194,6 +208,7 @@ class LanceStreamingDataset(PreparingDataset):
                 yield from self._batches(course, ahead)
             else:
                 yield from self._samples(course, ahead)
+            self._over = not course.ended
         finally:
             course.end()
             ahead.close()
@@ -390,9 +405,16 @@ class LanceStreamingDataset(PreparingDataset):
         """
         checkpoints.check(self.streams, obj)
         state = {name: value for name, value in obj.items() if name != checkpoints.KEY}
-        given_out = state.pop(_OWN_SAMPLES, None)
+        given_out, over = state.pop(_OWN_SAMPLES, None), state.pop(_OVER, False)
+        in_worker = get_worker_info() is not None and given_out is not None
+        if over and not in_worker:
+            state["epoch"], state["sample_in_epoch"], given_out = state["epoch"] + 1, 0, 0
         super().load_state_dict(state)
         self._own = (state["epoch"], state["sample_in_epoch"], given_out or 0)
+        self._loaded_in = os.getpid() if in_worker else None
+        if in_worker:
+            # At once: ``StatefulDataLoader`` may let these workers go for those of the next epoch.
+            self.next_epoch = max(self.next_epoch, state["epoch"] + 1)
         # What is in progress goes on, but is not what will be gone on with.
         self._begun = None
 
@@ -405,7 +427,21 @@ class LanceStreamingDataset(PreparingDataset):
             return {**state, _OWN_SAMPLES: self._given_out_before(begun)}
         state = super().state_dict(0, True)
         state["epoch"], state["sample_in_epoch"] = begun
-        return {**state, _OWN_SAMPLES: course.given_out}
+        state[_OWN_SAMPLES] = course.given_out
+        return {**state, _OVER: True} if self._over else state
+
+    def _own_work(self, epoch: int, sample_in_epoch: int) -> NDArray[np.int64]:
+        """This worker's part of an epoch that it goes on with by a state of its own.
+
+        Worked out without the others. They may not come: of an epoch that is over nearly
+        everywhere ``StatefulDataLoader`` keeps states of either kind, and it begins an epoch that
+        is over only to let go of it.
+        """
+        world = self._parallel_worker_world
+        # For the settings of the state; the epoch is that of this worker's own.
+        self._resume(world, epoch)
+        work = generate_work(self.batching_method, self, world, epoch, sample_in_epoch)
+        return work[world.node, world.rank_of_node, world.worker_of_rank].flatten()
 
     def _given_out_before(self, begun: tuple[int, int]) -> int:
         """Samples that this process gave out before the state was saved that it goes on from.

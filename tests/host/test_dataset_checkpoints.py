@@ -156,24 +156,27 @@ def test_stateful_dataloader(
     assert following == whole[1]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("workers", [0, 1, 2])
 def test_stateful_dataloader_between_epochs(
-    table: str, whole: list[list[int]], workers: int
+    table: str, whole: list[list[int]], workers: int, again: bool, persistent: bool
 ) -> None:
-    """Saved after the last batch: the next epoch is the second, whole."""
+    """Saved after the last batch: the next epoch is the second, whole, at once."""
+    options = {"persistent_workers": persistent and workers > 0}
 
     def run() -> list[Any]:
-        loader = stateful(table, workers, batched=False)
+        loader = stateful(table, workers, batched=False, **options)
         first = take(loader, None)
         state = loader.state_dict()
-        loader = stateful(table, workers, batched=False)
-        loader.load_state_dict(state)
-        epochs = [take(loader, None) for _ in range(2)]
-        return [first, [epoch for epoch in epochs if epoch]]
+        for _ in range(1 + again):
+            loader = stateful(table, workers, batched=False, **options)
+            loader.load_state_dict(state)
+            state = loader.state_dict() if again else state
+        return [first, *(take(loader, None) for _ in range(len(whole) - 1))]
 
-    first, later = run_forked(run)
-    assert first == whole[0]
-    assert later[0] == whole[1]
+    for _ in range(3):
+        assert run_forked(run) == whole
 
 
 @pytest.mark.parametrize("workers", [0, 2])

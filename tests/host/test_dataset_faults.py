@@ -245,6 +245,23 @@ def _fails(batch: list[Any]) -> Any:
     raise KeyError("mine too")
 
 
+@pytest.mark.parametrize("pause_s", [0.0, 0.02, 0.1])
+def test_a_loader_begun_anew_at_once(table_100: str, pause_s: float) -> None:
+    """Workers of the iteration that is let go of come to the epoch together with the new ones."""
+
+    def run() -> list[Any]:
+        loader = DataLoader(build(table_100), 4, num_workers=2, collate_fn=identity)
+        seen = []
+        for _ in range(4):
+            iterator = iter(loader)
+            time.sleep(pause_s)
+            iterator = iter(loader)
+            seen.append(sorted(ids(iterator, check=False)))
+        return seen
+
+    assert run_forked(run) == [ROWS] * 4
+
+
 def test_a_worker_killed_while_it_shares_an_epoch(table_100: str, tmp_path: Path) -> None:
     """What it leaves in shared memory is in the way of no later epoch."""
     died = tmp_path / "died"
