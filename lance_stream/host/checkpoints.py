@@ -9,11 +9,12 @@ from typing import Any
 from lance_stream.errors import StateMismatchError
 from lance_stream.host.stream import LanceStream
 
-__all__ = ["KEY", "check", "describe", "reopen", "reopened"]
+__all__ = ["KEY", "check", "describe", "is_state", "reopen", "reopened", "told"]
 
 KEY = "lance_stream"
 _FORMAT = 1
 _FINGERPRINT_CHARS = 16
+_MAX_TOLD = 3
 
 
 def describe(streams: Sequence[Any]) -> dict[str, Any]:
@@ -37,6 +38,21 @@ def describe(streams: Sequence[Any]) -> dict[str, Any]:
         for stream in ours
     ]
     return {"format": _FORMAT, "base": base, "streams": entries}
+
+
+def is_state(value: Any) -> bool:
+    """Whether this may be a state of ``state_dict``, of the stock class or ours."""
+    return isinstance(value, Mapping) and {"epoch", "sample_in_epoch"} <= value.keys()
+
+
+def told(state: dict[str, Any]) -> str:
+    """Words for what a state that was given as ``resume=`` asks for."""
+    asked = [_words(entry) for entry in _saved(state) or () if entry is not None]
+    more = f" and {len(asked) - _MAX_TOLD} more" if len(asked) > _MAX_TOLD else ""
+    return (
+        f"resume= opens the versions of the checkpoint, which is of "
+        f"{', '.join(asked[:_MAX_TOLD])}{more}: give the table that it is of, or go on without it"
+    )
 
 
 def check(streams: Sequence[Any], state: dict[str, Any]) -> None:

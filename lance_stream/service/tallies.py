@@ -62,8 +62,12 @@ class Tallies:
 
     def close(self, stream: str) -> None:
         """Nobody asks for the stream any more, or until its next epoch."""
-        if self._boards.pop(stream, None) is None:
+        board = self._boards.pop(stream, None)
+        if board is None:
             return
+        # Nothing of it waits, or is fetched, for anybody any more.
+        for name in ("waiting", "running"):
+            board.numbers[SERVER_NAMES.index(name)] = 0
         self._streams[stream]["active"] = False
         # A dataset that is gone has taken its boards along.
         for key, one in list(self._streams.items()):

@@ -26,6 +26,7 @@ _BYTES = 4096
 _TEXT_BYTES = 2048
 _MAX_NUMBERS = (_BYTES - _TEXT_BYTES) // 8
 _SUFFIX = ".board"
+_MAX_LOOKS = 5
 
 
 class Board:
@@ -58,6 +59,11 @@ class Board:
             self._view, self._mapping = memoryview(bytearray(_BYTES)), None
         self.numbers = self._view[_TEXT_BYTES:].cast("q")
         self._describe()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the numbers, in their order."""
+        return tuple(self._names)
 
     def place(self, name: str) -> int:
         """Index of a number, which is added if it is new.
@@ -182,9 +188,18 @@ def _described(text: bytes) -> tuple[dict[str, Any], list[str]]:
 
 def read_boards(directory: str) -> list[Reading]:
     """All boards of a directory, by file name."""
+    names, found = _listed(directory), []
+    for _ in range(_MAX_LOOKS):
+        found = [read_board(os.path.join(directory, name)) for name in names]
+        before, names = names, _listed(directory)
+        if names == before:
+            break
+        # One is being taken over, and by neither name or by both its numbers may have been read.
+    return [reading for reading in found if reading is not None]
+
+
+def _listed(directory: str) -> list[str]:
     try:
-        names = sorted(name for name in os.listdir(directory) if name.endswith(_SUFFIX))
+        return sorted(name for name in os.listdir(directory) if name.endswith(_SUFFIX))
     except FileNotFoundError:
         return []
-    found = (read_board(os.path.join(directory, name)) for name in names)
-    return [reading for reading in found if reading is not None]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import threading
 
-from lance_stream.processes import this_process
-from lance_stream.telemetry.board import Board
+from lance_stream.processes import is_alive, this_process
+from lance_stream.telemetry.board import Board, board_path, read_board, take_over
 
 __all__ = ["Counters"]
 
@@ -35,13 +35,24 @@ class Counters:
             board = self._board
             in_place = board is not None and board.path.startswith(directory + os.sep)
             if board is None or self._pid != os.getpid() or not in_place:
-                pid, started = this_process()
-                board = self._board = Board(
-                    directory, f"{pid}-{started}", {"role": "counters", "pid": pid}, ()
-                )
-                self._pid = pid
+                board, self._pid = _begin(directory), os.getpid()
+            elif not os.path.exists(board.path) and os.path.isdir(os.path.dirname(directory)):
+                # It went with a download process that had no more to do; there is another now.
+                before, board = board, _begin(directory)
+                for other in before.names:
+                    board.numbers[board.place(other)] += before.numbers[before.place(other)]
+            self._board = board
             board.numbers[board.place(name)] += n
 
     def after_fork(self) -> None:
         """In a forked child: a thread that is not here may hold the lock."""
         self.__init__()  # type: ignore[misc]
+
+
+def _begin(directory: str) -> Board:
+    """The board of this process; it goes on with that of one that is gone."""
+    pid, started = this_process()
+    name = take_over(directory, "counters", (pid, started), is_alive)
+    before = read_board(board_path(directory, name))
+    names = () if before is None else tuple(before.numbers)
+    return Board(directory, name, {"role": "counters", "pid": pid}, names)

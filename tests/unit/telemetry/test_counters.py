@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from pathlib import Path
 
@@ -65,3 +66,32 @@ def test_too_many(tmp_path: Path) -> None:
         counters.add(str(tmp_path), f"{number}", 1)
     with pytest.raises(ValueError, match="at most 256"):
         counters.add(str(tmp_path), "more", 1)
+
+
+def test_workers_that_come_and_go_leave_one_board(tmp_path: Path) -> None:
+    """What the dead have counted stays in the sum, under the names that they gave."""
+    directory = str(tmp_path / "counters")
+    for number in range(10):
+        child = os.fork()
+        if not child:
+            counters = Counters()
+            counters.add(directory, f"own {number % 2}", 1)
+            counters.add(directory, "tokens", 10)
+            os._exit(0)
+        os.waitpid(child, 0)
+    assert len(os.listdir(directory)) == 1
+    assert values(Path(directory)) == [{"own 0": 5, "tokens": 100, "own 1": 5}]
+
+
+def test_a_directory_that_went_and_came_again(tmp_path: Path) -> None:
+    """A download process that ended took it along; what this process counted is not lost."""
+    endpoint = tmp_path / "endpoint"
+    directory, counters = str(endpoint / "counters"), Counters()
+    endpoint.mkdir()
+    counters.add(directory, "tokens", 2000)
+    shutil.rmtree(endpoint)
+    counters.add(directory, "tokens", 30)
+    assert not endpoint.exists()
+    endpoint.mkdir()
+    counters.add(directory, "rows", 1)
+    assert values(Path(directory)) == [{"tokens": 2030, "rows": 1}]
