@@ -17,6 +17,12 @@ import sys
 import time
 
 from lance_stream.errors import DownloadProcessError
+from lance_stream.service.environment import (
+    MAX_FETCH_BYTES,
+    MAX_FETCHES,
+    METRICS_PORT,
+    number,
+)
 from lance_stream.service.logbook import LogHandler
 from lance_stream.service.runtime import Endpoint, locked
 
@@ -60,14 +66,6 @@ def main(directory: str) -> None:
     os._exit(0)
 
 
-def _number(name: str, default: int) -> int:
-    """A number from the environment."""
-    text = os.environ.get(name, "")
-    if text and not text.strip().isdecimal():
-        raise DownloadProcessError(f"{name}={text!r} must be a number")
-    return int(text or default)
-
-
 async def _bound(log: LogHandler) -> None:
     while True:
         log.bound()
@@ -80,9 +78,9 @@ def _serve(endpoint: Endpoint, log: LogHandler) -> None:
 
     default = Limits()
     limits = Limits(
-        max_running=_number("LANCE_STREAM_MAX_FETCHES", default.max_running),
-        max_bytes=_number("LANCE_STREAM_MAX_FETCH_BYTES", default.max_bytes),
-        metrics_port=_number("LANCE_STREAM_METRICS_PORT", default.metrics_port),
+        max_running=number(MAX_FETCHES, default.max_running),
+        max_bytes=number(MAX_FETCH_BYTES, default.max_bytes),
+        metrics_port=number(METRICS_PORT, default.metrics_port),
     )
 
     async def serve() -> bool:

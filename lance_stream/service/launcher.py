@@ -11,6 +11,7 @@ import sys
 import time
 
 from lance_stream.errors import DownloadProcessError
+from lance_stream.service.environment import check_environment
 from lance_stream.service.messages import Hello, encode
 from lance_stream.service.runtime import (
     Endpoint,
@@ -75,6 +76,7 @@ def _try_connect(endpoint: Endpoint) -> socket.socket | None:
 
 def _start(endpoint: Endpoint) -> socket.socket:
     """Start the process and connect to it; the caller holds the starting lock."""
+    check_environment()
     sweep_stale_endpoints()
     endpoint.make_directories()
     deadline = time.monotonic() + _START_TIMEOUT_S

@@ -92,6 +92,7 @@ TRAINER_SIDE = {
     "service.journal",
     "service.launcher",
     "service.client",
+    "service.environment",
 }
 LANCE_SIDE = {
     "source.table",
