@@ -18,6 +18,7 @@ from lance_stream.telemetry.stats import StreamStats, add_up
 __all__ = ["Counter", "Progress", "counter", "progress", "stats"]
 
 _REFRESH_S = 0.25
+_2_63 = 1 << 63
 
 
 def stats(dataset_or_stream: StreamingDataset | LanceStream) -> StreamStats:
@@ -32,6 +33,7 @@ def stats(dataset_or_stream: StreamingDataset | LanceStream) -> StreamStats:
     if isinstance(dataset_or_stream, LanceStream):
         streams, epoch = [dataset_or_stream], -1
     else:
+        _check_dataset("stats", dataset_or_stream)
         streams = [s for s in dataset_or_stream.streams if isinstance(s, LanceStream)]
         epoch = int(dataset_or_stream.next_epoch) - 1
     if not streams:
@@ -52,6 +54,12 @@ def stats(dataset_or_stream: StreamingDataset | LanceStream) -> StreamStats:
     return found.in_epoch(epoch)
 
 
+def _check_dataset(function: str, given: object) -> None:
+    if not isinstance(given, StreamingDataset):
+        msg = f"{function}() takes a StreamingDataset with a LanceStream, not {given!r:.200}"
+        raise PlanError(msg)
+
+
 class Counter:
     """A number that every process of the job can add to; the trainer reads the node's sum."""
 
@@ -69,8 +77,11 @@ class Counter:
             n: How much, within 64 bits; may be negative.
 
         Raises:
+            PlanError: It is no whole number within 64 bits.
             ValueError: There are more than 256 counters in this process.
         """
+        if (not isinstance(n, int) and not hasattr(n, "__index__")) or not -_2_63 <= n < _2_63:
+            raise PlanError(f"counter({self.name!r}).add({n!r}): not a whole number in 64 bits")
         _COUNTERS.add(job_endpoint().counters_directory, self.name, n)
 
 
@@ -81,10 +92,10 @@ def counter(name: str) -> Counter:
         name: Of the counter.
 
     Raises:
-        PlanError: It is no text.
+        PlanError: It is no text, or no Unicode.
     """
-    if not isinstance(name, str) or not name:
-        raise PlanError(f"counter({name!r}): the name must be text")
+    if not isinstance(name, str) or not name or not name.isprintable():
+        raise PlanError(f"counter({name!r}): the name must be text that can be printed")
     return Counter(name)
 
 
@@ -144,6 +155,7 @@ def progress(dataset: StreamingDataset, total: int | None = None) -> Progress:
     Raises:
         PlanError: The dataset has no ``LanceStream``.
     """
+    _check_dataset("progress", dataset)
     world = dataset._unique_rank_world
     if total is None:
         samples = StreamingDataset.__len__(dataset)

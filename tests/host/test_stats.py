@@ -288,3 +288,22 @@ def test_spawned_workers(table_100: str, tmp_path: Path) -> None:
     script.write_text(_SPAWNED)
     result = run_script(script, table_100, timeout_s=120).check().json()
     assert result == [100, {"samples": 100}, 2]
+
+
+@pytest.mark.parametrize("n", [1.5, "x", None, 1 << 63, -(1 << 63) - 1])
+def test_what_cannot_be_counted_names_the_counter(n: Any) -> None:
+    with pytest.raises(PlanError, match=r"counter\('tokens'\)\.add\(.*whole number"):
+        lance_stream.counter("tokens").add(n)
+
+
+@pytest.mark.parametrize("name", ["", None, "a\ud800", "a\nb"])
+def test_what_is_no_name_of_a_counter(name: Any) -> None:
+    with pytest.raises(PlanError, match="the name must be text"):
+        lance_stream.counter(name)
+
+
+def test_of_something_that_is_no_dataset() -> None:
+    with pytest.raises(PlanError, match=r"stats\(\) takes a StreamingDataset"):
+        lance_stream.stats(None)  # type: ignore[arg-type]
+    with pytest.raises(PlanError, match=r"progress\(\) takes a StreamingDataset"):
+        lance_stream.progress(object())  # type: ignore[arg-type]
