@@ -258,6 +258,7 @@ class Follower(Iterator[Round]):
             uri=self._wanted.uri,
             split=self._wanted.split,
             columns=columns,
+            filter=self._wanted.selection.filter,
             seen="" if state.seen is None else json.dumps(state.seen),
             parts=parts,
             options=self._wanted.options,
@@ -288,10 +289,15 @@ class Follower(Iterator[Round]):
                 msg = f"columns: there is no column {missing[0]!r}; the table has {names}"
                 raise PlanError(msg)
             return
-        before = (self._state.seen or {}).get("version")
+        seen = self._state.seen or {}
+        before, fields = seen.get("version"), seen.get("fields") or {}
+        fields_now = json.loads(found.seen)["fields"]
         for name, kind in self._state.columns:
-            if now.get(name) != kind:
-                what = "was dropped" if name not in now else f"is {now[name]}"
+            replaced = name in fields and fields_now.get(name) != fields[name]
+            if now.get(name) != kind or replaced:
+                what = "is another column of that name"
+                if now.get(name) != kind:
+                    what = "was dropped" if name not in now else f"is {now[name]}"
                 msg = (
                     f"{self._name}: column {name!r} was {kind} up to version {before}, and {what} "
                     f"in version {version}: follow() streams the same columns throughout. "

@@ -13,6 +13,7 @@ been appended to and nothing else, however many versions lie between.
 from __future__ import annotations
 
 import hashlib
+import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ __all__ = [
     "cut",
     "is_plain",
     "joined",
+    "named_in",
     "refused_by_row_ids",
     "rows_identity",
     "stepped",
@@ -92,6 +94,8 @@ class Seen:
         digest: Of the fragments.
         order: Where the rows are, in the order of appending.
         next_row_id: The stable row id that the next row will get; None without such ids.
+        fields: What Lance calls the columns that are used, by name: numbers that are never given
+            twice. None in states from before they were kept.
     """
 
     version: int
@@ -101,6 +105,7 @@ class Seen:
     digest: str
     order: RowOrder
     next_row_id: int | None = None
+    fields: dict[str, int] | None = None
 
     @classmethod
     def of(
@@ -135,12 +140,13 @@ class Seen:
             "digest": self.digest,
             "order": [[part.start, part.stop] for part in self.order],
             "next_row_id": self.next_row_id,
+            "fields": self.fields,
         }
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Seen:
         """The inverse of ``as_json``; KeyError, TypeError or ValueError for anything else."""
-        next_row_id = value["next_row_id"]
+        next_row_id, fields = value["next_row_id"], value.get("fields")
         return cls(
             version=int(value["version"]),
             rows=int(value["rows"]),
@@ -149,7 +155,14 @@ class Seen:
             digest=str(value["digest"]),
             order=tuple(RowRange(int(start), int(stop)) for start, stop in value["order"]),
             next_row_id=None if next_row_id is None else int(next_row_id),
+            fields=None if fields is None else {str(k): int(v) for k, v in fields.items()},
         )
+
+
+def named_in(sql: str, columns: Iterable[str]) -> set[str]:
+    """Those of some columns that an SQL expression may use: whose names are words of it."""
+    code = re.sub(r"'[^']*'", " ", sql)
+    return {name for name in columns if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", code)}
 
 
 def is_plain(fragments: Sequence[Fragment]) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from lance_stream.errors import TableChangedError
 from lance_stream.planning import growth
@@ -60,12 +61,17 @@ def look(table: GrowingTable, request: Poll, news: News) -> Polled:
         TableChangedError: Rows were changed, removed or cannot be followed; says in which version.
         BaseException: Whatever Lance raises.
     """
-    fragments = table.fragments()
+    fragments, fields = table.fragments(), table.field_ids()
+    used = _used(request, fields)
     if request.seen:
         before = Seen.from_json(json.loads(request.seen))
+        if before.fields is not None:
+            used = tuple(before.fields)
+            _check_fields(redact(table.uri), before, table.version, fields, _given(request))
         seen = _since(redact(table.uri), before, table, fragments, news)
     else:
         seen = _first(table, fragments)
+    seen = replace(seen, fields={name: fields[name] for name in used if name in fields})
     complete = all(stop <= seen.rows for _, stop in request.parts)
     parts = [
         growth.rows_identity(fragments, growth.cut(seen.order, start, stop))
@@ -79,6 +85,38 @@ def look(table: GrowingTable, request: Poll, news: News) -> Polled:
         table_columns=tuple((field.name, type_name(field)) for field in table.schema),
         columns=_selected(table, request),
     )
+
+
+def _used(request: Poll, names: Iterable[str]) -> tuple[str, ...]:
+    """Columns of the table that samples, or the choice of rows, are made of."""
+    names = tuple(names)
+    sql = [expression for name, expression in request.columns or () if name != expression]
+    found = set(names) if request.columns is None else _given(request)
+    for text in (*sql, request.filter or ""):
+        found |= growth.named_in(text, names)
+    return tuple(name for name in names if name in found)
+
+
+def _given(request: Poll) -> set[str]:
+    """Columns that are selected as they are."""
+    return {name for name, expression in request.columns or () if name == expression}
+
+
+def _check_fields(
+    where: str, before: Seen, version: int, fields: dict[str, int], given: set[str]
+) -> None:
+    """Refuse a table in which a column is another one than when it was seen."""
+    for name, number in (before.fields or {}).items():
+        # Those that are selected as they are, are compared with their types by who follows.
+        if fields.get(name) == number or name in given:
+            continue
+        what = "is another one of that name" if name in fields else "was dropped or renamed"
+        msg = (
+            f"{where}: column {name!r}, which columns= or filter= uses, {what} in version "
+            f"{version}, since version {before.version}: follow() streams the same columns "
+            f"throughout. {_START_ANEW}"
+        )
+        raise TableChangedError(msg)
 
 
 def _selected(table: GrowingTable, request: Poll) -> tuple[tuple[str, str], ...]:
@@ -118,7 +156,8 @@ def _since(
         )
         raise TableChangedError(msg)
     grown = growth.appended(seen, version, fragments)
-    if grown is not None:
+    # Where nothing has come, rows may have come and gone: others that look more often saw them.
+    if grown is not None and (grown.rows > seen.rows or version == seen.version):
         return grown
     before = table.fragments_at(seen.version)
     if before is None:

@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 # Raised when messages change; part of the name of a process's directory, so versions never meet.
-PROTOCOL = 3
+PROTOCOL = 4
 # Storage options and paths are small; anything larger is not one of ours.
 MAX_FRAME_BYTES = 16 << 20
 _LENGTH = struct.Struct(">I")
@@ -157,6 +157,7 @@ class Poll(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         columns: As in ``Plan``.
+        filter: As in ``Plan``.
         seen: What was kept of the version that was looked at last, as JSON; empty: none was.
         parts: First and last row (half-open), in order of appending, of what is to be named.
     """
@@ -164,6 +165,7 @@ class Poll(msgspec.Struct, frozen=True, tag=True):
     uri: str
     split: str | None
     columns: tuple[tuple[str, str], ...] | None
+    filter: str | None
     seen: str
     parts: tuple[tuple[int, int], ...]
     options: Options

@@ -85,6 +85,10 @@ class GrowingTable:
         """Of the table."""
         return self._dataset.schema
 
+    def field_ids(self) -> dict[str, int]:
+        """What Lance calls each column of the table: a number that no other gets."""
+        return {field.name(): int(field.id()) for field in self._dataset.lance_schema.fields()}
+
     def selected_schema(self, columns: Sequence[tuple[str, str]]) -> pa.Schema:
         """Of output names and SQL expressions; reads no data."""
         return self._dataset.scanner(columns=dict(columns)).projected_schema

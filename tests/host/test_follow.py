@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -313,6 +314,78 @@ def test_columns_may_come_and_go_but_for_those_that_are_followed(
         run_forked(more, state)
     names, _ = run_forked(run, only_i, ["i"])
     assert names == ["i"]
+
+
+@pytest.mark.parametrize(
+    ("op", "arguments", "says"),
+    [
+        # It has the name and the type of the old one.
+        ("swap", {"columns": ["x"]}, "column 'x' was double up to version 1, and is another"),
+        ("swap", {"columns": {"w": "x * 2"}}, "column 'x', which columns= or filter= uses, is an"),
+        ("drop", {"columns": {"w": "x * 2"}}, "column 'x', which .* was dropped or renamed"),
+        ("drop", {"columns": ["i"], "filter": "x >= 0"}, "column 'x', which .* was dropped"),
+        ("drop", {"columns": ["i"], "filter": "i >= 0 OR 'x' = 'y'"}, ""),
+        ("retype", {"columns": {"w": "i * 2"}}, ""),
+    ],
+)
+def test_a_column_that_is_used_stays_what_it_was(
+    plain: Producer, uri: str, op: str, arguments: dict[str, Any], says: str
+) -> None:
+    """In expressions and filters too, and where another took its name."""
+    plain.append(10)
+
+    def run(state: Any) -> Any:
+        follower = follow(uri, rows_per_round=10, **arguments, **FAST)
+        if state is not None:
+            follower.load_state_dict(state)
+        try:
+            next(follower)
+        except NoNewDataError:
+            return ""
+        except TableChangedError as error:
+            return str(error)
+        return json.loads(json.dumps(follower.state_dict()))
+
+    state = run_forked(run, None)
+    if op == "swap":
+        plain.run("add_column", name="w")
+        plain.run("drop_column", name="x")
+        plain.run("rename", name="w", to="x")
+    else:
+        plain.run("drop_column" if op == "drop" else op, name="x")
+    said = run_forked(run, state)
+    if says:
+        assert re.search(says, said), said
+    else:
+        assert isinstance(said, dict), said
+
+
+@pytest.mark.parametrize("op", ["delete", "restore"])
+def test_rows_that_came_and_went_between_two_looks(
+    producer: Producer, uri: str, tmp_path: Path, op: str
+) -> None:
+    """Whoever looked in between has seen them, so what is numbered would depend on that."""
+    producer.append(20)
+
+    def run(state: Any) -> Any:
+        follower = follow(uri, rows_per_round=10, **FAST)
+        if state is not None:
+            follower.load_state_dict(state)
+        said = []
+        try:
+            while True:
+                said.append(next(follower).rows)
+        except (NoNewDataError, TableChangedError) as error:
+            return [said, type(error).__name__, follower.state_dict()]
+
+    _, name, state = run_forked(run, None)
+    assert name == "NoNewDataError"
+    producer.append(10)
+    if op == "delete":
+        producer.run("delete", where="i >= 20")
+    else:
+        producer.run("restore", version=1)
+    assert run_forked(run, state)[:2] == [[], "TableChangedError"]
 
 
 def test_waits_for_a_table_that_is_not_there_or_empty(uri: str) -> None:

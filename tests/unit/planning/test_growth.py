@@ -19,6 +19,7 @@ from lance_stream.planning.growth import (
     cut,
     is_plain,
     joined,
+    named_in,
     refused_by_row_ids,
     rows_identity,
     stepped,
@@ -214,6 +215,22 @@ def test_cut_is_checked() -> None:
 
 IDS = np.array([0, 1, 4, 5, 6, 2, 3], np.uint64)
 MADE = np.array([1, 1, 3, 7, 7, 2, 2], np.uint64)
+
+
+@pytest.mark.parametrize(
+    ("sql", "found"),
+    [
+        ("v * 2", {"v"}),
+        ("value + v2", {"v2"}),
+        ("kind = 'v' AND q.x > 1", {"q"}),
+        ('"a b" IS NULL OR `v` < 3', {"a b", "v"}),
+        ("", set()),
+    ],
+)
+def test_columns_that_are_named_in_an_expression(sql: str, found: set[str]) -> None:
+    assert named_in(sql, ["v", "v2", "q", "a b", "x y"]) == found
+
+
 KNOWN = Seen(5, 5, 3, 2, "", joined([RowRange(0, 5)]), next_row_id=5)
 
 
