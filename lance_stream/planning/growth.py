@@ -94,8 +94,8 @@ class Seen:
         digest: Of the fragments.
         order: Where the rows are, in the order of appending.
         next_row_id: The stable row id that the next row will get; None without such ids.
-        fields: What Lance calls the columns that are used, by name: numbers that are never given
-            twice. None in states from before they were kept.
+        fields: What Lance calls the columns that are used, by name. The highest number may be
+            given again once its column is dropped. None in states from before they were kept.
     """
 
     version: int

@@ -86,7 +86,7 @@ class GrowingTable:
         return self._dataset.schema
 
     def field_ids(self) -> dict[str, int]:
-        """What Lance calls each column of the table: a number that no other gets."""
+        """What Lance calls each column of the table: a number, unlike its name."""
         return {field.name(): int(field.id()) for field in self._dataset.lance_schema.fields()}
 
     def selected_schema(self, columns: Sequence[tuple[str, str]]) -> pa.Schema:
