@@ -425,5 +425,5 @@ def test_arguments_are_checked(table: str) -> None:
     """What cannot be is said when the dataset is built."""
     with pytest.raises(PlanError, match="batched=True needs a batch_size"):
         LanceStreamingDataset(streams=[LanceStream(table)], batched=True)
-    with pytest.raises(PlanError, match="prefetch_shards=-1 must be at least 0"):
+    with pytest.raises(PlanError, match="prefetch_shards=-1 must be a whole number, at least 0"):
         LanceStreamingDataset(streams=[LanceStream(table)], batch_size=2, prefetch_shards=-1)
