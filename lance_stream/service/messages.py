@@ -42,7 +42,8 @@ __all__ = [
     "receive_frame",
 ]
 
-# Raised when messages change; part of the name of a process's directory, so versions never meet.
+# Raised when messages change, which a test sees to. Nothing compares it: each job has a process of
+# its own, of the same installation.
 PROTOCOL = 4
 # Storage options and paths are small; anything larger is not one of ours.
 MAX_FRAME_BYTES = 16 << 20

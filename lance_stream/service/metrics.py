@@ -58,6 +58,6 @@ async def serve_metrics(port: int, text: Callable[[], str]) -> asyncio.Server | 
 
     try:
         return await asyncio.start_server(answer, "127.0.0.1", port, limit=_MAX_REQUEST_BYTES)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         logger.warning("LANCE_STREAM_METRICS_PORT=%d: cannot serve metrics: %s", port, error)
         return None

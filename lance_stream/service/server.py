@@ -218,8 +218,8 @@ class Server:
         if refused is None:
             return "the stream is not known to the download process"
         return (
-            f"the download process cannot serve the stream: {refused}; what it keeps in its cache "
-            "directory must stay there while a dataset uses it: build the dataset again"
+            f"the download process cannot serve the stream of {refused}; what it keeps in its "
+            "cache directory must stay there while a dataset uses it: build the dataset again"
         )
 
     def _register(self, client: _Client, message: m.Register) -> None:
@@ -229,8 +229,9 @@ class Server:
                 self._tallies.open(message, source.index)
             except (OSError, LanceStreamError) as error:
                 # Other streams of the process are not concerned; who asks for this one is told.
-                logger.warning("cannot serve stream %s: %s", message.stream, error)
-                self._refused[message.stream] = f"{type(error).__name__}: {error}"
+                table = f"{redact(message.uri)} version {message.version}"
+                self._refused[message.stream] = f"{table}: {type(error).__name__}: {error}"
+                logger.warning("cannot serve %s", self._refused[message.stream])
                 return
             self._sources[message.stream], self._ledgers[message.stream] = source, ledger
             self._refused.pop(message.stream, None)
@@ -238,6 +239,7 @@ class Server:
 
     def _forget(self, client: _Client, stream: str) -> None:
         client.streams.discard(stream)
+        self._refused.pop(stream, None)
         self._handle(events.Left(client.number, stream))
         if not any(stream in other.streams for other in self._clients.values()):
             source = self._sources.pop(stream, None)

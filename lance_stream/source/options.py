@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from lance_stream.errors import CredentialsError, PlanError
 from lance_stream.source.functions import load_function
+from lance_stream.source.location import redact
 
 __all__ = ["StorageOptions"]
 
@@ -63,7 +64,8 @@ class StorageOptions:
                         raise
                     # A service of tokens that is away for a moment is no reason to end.
                     self._renew_at = time.time() + min(left_s / 2, _TRY_AGAIN_S)
-                    logger.warning("%s; what it gave before is good for %.0f s", error, left_s)
+                    said = redact(str(error), self.secrets())
+                    logger.warning("%s; what it gave before is good for %.0f s", said, left_s)
             return self._made, self._generation
 
     def renew(self, refused: int) -> bool:

@@ -65,6 +65,11 @@ class Board:
         """Of the numbers, in their order."""
         return tuple(self._names)
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether its file was removed, so that nobody else sees the numbers."""
+        return self._mapping is not None and not os.path.exists(self.path)
+
     def place(self, name: str) -> int:
         """Index of a number, which is added if it is new.
 
@@ -122,7 +127,7 @@ def take_over(
     name = f"{role}-{process[0]}-{process[1]}"
     try:
         found = [entry for entry in os.listdir(directory) if entry.endswith(_SUFFIX)]
-    except FileNotFoundError:
+    except OSError:
         return name
     for entry in found:
         parts = entry.removesuffix(_SUFFIX).split("-")

@@ -36,7 +36,7 @@ class Counters:
             in_place = board is not None and board.path.startswith(directory + os.sep)
             if board is None or self._pid != os.getpid() or not in_place:
                 board, self._pid = _begin(directory), os.getpid()
-            elif not os.path.exists(board.path) and os.path.isdir(os.path.dirname(directory)):
+            elif board.is_lost and os.path.isdir(os.path.dirname(directory)):
                 # It went with a download process that had no more to do; there is another now.
                 before, board = board, _begin(directory)
                 for other in before.names:

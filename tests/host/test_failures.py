@@ -375,11 +375,12 @@ def test_a_stream_whose_index_is_gone_fails_alone(
         for path in [*tmp_path.glob("a/*.arrow"), *tmp_path.glob("b/*.00000003.arrow")]:
             path.unlink()
         os.kill(one.streams[0].download_process_pid, signal.SIGKILL)
-        with pytest.raises(Exception, match="cannot serve the stream") as caught:
+        with pytest.raises(ShardUnavailableError, match="cannot serve the stream") as caught:
             list(batches(one, workers))
         return [str(caught.value), sorted(ids(batches(other, workers)))]
 
     said, rows = run_forked(run)
+    assert f"{table_100} version 1" in said
     assert "index.arrow" in said
     assert "build the dataset again" in said
     assert rows == list(range(100))

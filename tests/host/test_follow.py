@@ -361,9 +361,7 @@ def test_a_column_that_is_used_stays_what_it_was(
 
 
 @pytest.mark.parametrize("op", ["delete", "restore"])
-def test_rows_that_came_and_went_between_two_looks(
-    producer: Producer, uri: str, tmp_path: Path, op: str
-) -> None:
+def test_rows_that_came_and_went_between_two_looks(producer: Producer, uri: str, op: str) -> None:
     """Whoever looked in between has seen them, so what is numbered would depend on that."""
     producer.append(20)
 

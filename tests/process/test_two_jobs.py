@@ -117,7 +117,7 @@ stream = dict(shard_rows=10, local=sys.argv[2])
 host = dict(batch_size=4, num_canonical_nodes=1)
 ours = [f"lance_stream_{name}" for name in ("barrier", "preparers_10")]
 taken = set()
-for number, name in enumerate([*SHM_TO_CLEAN, *ours]):
+for name in [*SHM_TO_CLEAN, *ours]:
     prefix = max(_check_and_find([], [], other) for other in SHM_TO_CLEAN)
     left = Path(f"/dev/shm/{prefix:06}_{name}")
     # Too small for what it was, and with another content.

@@ -221,7 +221,7 @@ def test_a_forked_child_is_another_process(tmp_path: Path, run_python: Callable[
 
 
 RANK = """
-import multiprocessing, sys, time
+import multiprocessing, sys
 from lance_stream.service.directory import claim_directory, join_directory
 
 def rank(path, number, barrier, alone):

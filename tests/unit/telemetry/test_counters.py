@@ -83,6 +83,17 @@ def test_workers_that_come_and_go_leave_one_board(tmp_path: Path) -> None:
     assert values(Path(directory)) == [{"own 0": 5, "tokens": 100, "own 1": 5}]
 
 
+def test_what_cannot_be_written_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is not tried again at each count, of which there may be thousands a second."""
+    (tmp_path / "counters").touch()
+    counters = Counters()
+    for _ in range(100):
+        counters.add(str(tmp_path / "counters"), "tokens", 1)
+    assert len(caplog.records) == 1
+
+
 def test_a_directory_that_went_and_came_again(tmp_path: Path) -> None:
     """A download process that ended took it along; what this process counted is not lost."""
     endpoint = tmp_path / "endpoint"
