@@ -605,7 +605,7 @@ def test_a_function_that_fails(
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     function, _ = _key_module(tmp_path, options, 'raise RuntimeError("no vault today")')
     result = run_forked(lambda: outcome(lambda: dataset(s3_table, storage_options=function)))
-    assert result["error"] == "PlanError", result
+    assert result["error"] == "CredentialsError", result
     assert function in result["message"]
     assert "no vault today" in result["message"]
 
