@@ -34,6 +34,7 @@ __all__ = [
     "Polled",
     "Register",
     "Retry",
+    "Warned",
     "Window",
     "decode_client",
     "decode_server",
@@ -281,7 +282,17 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 FromClient = Hello | Plan | Poll | Pin | Register | Forget | Fetch
-FromServer = Planning | Planned | Polled | Pinned | PlanFailed | Done | Dropped | Retry | Failed
+
+
+class Warned(msgspec.Struct, frozen=True, tag=True):
+    """Something that concerns the whole job, for the log of one process of it."""
+
+    message: str
+
+
+FromServer = (
+    Planning | Planned | Polled | Pinned | PlanFailed | Done | Dropped | Retry | Failed | Warned
+)
 
 
 class _Codec:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
+from collections.abc import Callable
 
 from lance_stream.planning.checksum import DEFAULT_HASH
 from lance_stream.planning.fingerprint import digest
 from lance_stream.service.messages import Register
 from lance_stream.shards.header import ShardHeader
 from lance_stream.shards.shard_file import is_intact
+from lance_stream.tiers.counts import SharedTierCounts
 from lance_stream.tiers.shared_tier import SharedTier, shard_key
 
 __all__ = ["SharedCaches", "tier_key"]
+
+logger = logging.getLogger(__name__)
 
 # A hung tier must leave time for Lance before the attempt's own deadline.
 _SHARE_OF_TIMEOUT = 0.25
@@ -28,6 +33,8 @@ class SharedCaches:
             max_takes: Fetches at a time.
         """
         self._max_takes = max_takes
+        # Told of each outage, from any thread, beside the log.
+        self.on_warning: Callable[[str], None] = lambda _: None
         self._lock = threading.Lock()
         self._tiers: dict[tuple[str, ...], SharedTier] = {}
 
@@ -73,6 +80,12 @@ class SharedCaches:
         if tier is not None:
             tier.release(tier_key(register, header))
 
+    def counts(self) -> list[SharedTierCounts]:
+        """What each of them did so far."""
+        with self._lock:
+            tiers = list(self._tiers.values())
+        return [tier.counts() for tier in tiers]
+
     def close(self, timeout_s: float) -> None:
         """Put what waits, up to a deadline, and let go."""
         with self._lock:
@@ -92,8 +105,14 @@ class SharedCaches:
         with self._lock:
             tier = self._tiers.get(urls)
             if tier is None:
-                tier = self._tiers[urls] = SharedTier(urls, max_takes=self._max_takes)
+                tier = self._tiers[urls] = SharedTier(
+                    urls, warn=self._warn, max_takes=self._max_takes
+                )
             return tier
+
+    def _warn(self, text: str) -> None:
+        logger.warning("%s", text)
+        self.on_warning(text)
 
 
 def _owner(register: Register) -> str:
