@@ -249,7 +249,7 @@ class Fetcher:
         started_ns = time.monotonic_ns()
         try:
             with _writing(path, register.directory, expected):
-                num_bytes = self.shared.take(register, header, path)
+                num_bytes = self.shared.take(register, header, source.index.schema, path)
         finally:
             if register.shared_cache:
                 attempt.tier_ns = time.monotonic_ns() - started_ns
@@ -266,7 +266,9 @@ class Fetcher:
 
     def share(self, source: StreamSource, shard: int) -> None:
         """Put a published shard into the shared cache of its stream, in the background."""
-        self.shared.offer(source.register, source.header(shard), source.path(shard))
+        self.shared.offer(
+            source.register, source.header(shard), source.index.schema, source.path(shard)
+        )
 
     def keep_to_itself(self, source: StreamSource, shard: int) -> None:
         """A shard that was fetched is not published, and so not shared: others may read it."""

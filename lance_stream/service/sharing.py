@@ -7,6 +7,8 @@ import socket
 import threading
 from collections.abc import Callable
 
+import pyarrow as pa
+
 from lance_stream.planning.checksum import DEFAULT_HASH
 from lance_stream.planning.fingerprint import digest
 from lance_stream.service.messages import Register
@@ -38,7 +40,9 @@ class SharedCaches:
         self._lock = threading.Lock()
         self._tiers: dict[tuple[str, ...], SharedTier] = {}
 
-    def take(self, register: Register, header: ShardHeader, path: str) -> int | None:
+    def take(
+        self, register: Register, header: ShardHeader, schema: pa.Schema, path: str
+    ) -> int | None:
         """Write a shard's file from the stream's shared cache.
 
         Where it is not there, and another node reads it from Lance now, it is waited for a while.
@@ -59,11 +63,11 @@ class SharedCaches:
             path,
             header.num_rows,
             owner=_owner(register),
-            check=lambda content: is_intact(register.cache_format, content, header),
+            check=lambda content: is_intact(register.cache_format, content, header, schema),
             timeout_s=register.timeout_s * _SHARE_OF_TIMEOUT,
         )
 
-    def offer(self, register: Register, header: ShardHeader, path: str) -> None:
+    def offer(self, register: Register, header: ShardHeader, schema: pa.Schema, path: str) -> None:
         """Have a published file put into the stream's shared cache, in the background."""
         tier = self.open(register.shared_cache)
         if tier is not None:
@@ -71,7 +75,7 @@ class SharedCaches:
                 tier_key(register, header),
                 path,
                 header.num_rows,
-                check=lambda content: is_intact(register.cache_format, content, header),
+                check=lambda content: is_intact(register.cache_format, content, header, schema),
             )
 
     def release(self, register: Register, header: ShardHeader) -> None:
