@@ -89,8 +89,12 @@ def test_planted_values(table_100: str, server: LoopbackServer, tmp_path: Path) 
     ]
     for name, value in zip(names, planted, strict=False):
         client.set(f"lance-stream:{name}", value)
+    # And a value that is no string.
+    client.delete(f"lance-stream:{names[9]}")
+    client.rpush(f"lance-stream:{names[9]}", "a", "b")
     second = run_forked(epoch, table_100, url, tmp_path / "b")
-    assert second[:3] == [list(range(100)), len(planted), SHARDS - len(planted)]
+    assert len(planted) == SHARDS - 1
+    assert second[:3] == [list(range(100)), SHARDS, 0]
     assert [client.get(f"lance-stream:{name}") for name in names] == values
     third = run_forked(epoch, table_100, url, tmp_path / "c")
     assert third[:3] == [list(range(100)), 0, SHARDS]
