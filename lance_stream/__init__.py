@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from lance_stream.host.stream import LanceStream
     from lance_stream.planning.index import ShardIndex
     from lance_stream.tiers.opening import open_shard_cache
-    from lance_stream.tiers.shard_cache import ShardCache
+    from lance_stream.tiers.shard_cache import ShardCache, ValueTooLargeError
 
 __version__ = "0.1.0"
 
@@ -69,6 +69,7 @@ __all__ = [
     "TableChangedError",
     "TransformError",
     "UnsupportedTypeError",
+    "ValueTooLargeError",
     "VersionGoneError",
     "VersionNotFoundError",
     "__version__",
@@ -86,6 +87,7 @@ _ROOMS = {
     "LanceStream": "host.stream",
     "LanceStreamingDataset": "host.dataset",
     "ShardCache": "tiers.shard_cache",
+    "ValueTooLargeError": "tiers.shard_cache",
     "ShardIndex": "planning.index",
     "open_shard_cache": "tiers.opening",
     "collate": "host.collate",

@@ -44,7 +44,13 @@ from lance_stream.shards.names import ShardNames
 from lance_stream.shards.regular import read_regular
 from lance_stream.shards.shard_file import OpenShard, open_shard, overhead_row_bytes
 from lance_stream.telemetry.board import Board, take_over
-from lance_stream.telemetry.stats import DAMAGED, FAILED, WAITED_NS, WORKER_NAMES
+from lance_stream.telemetry.stats import (
+    DAMAGED,
+    FAILED,
+    WAITED_NS,
+    WORKER_NAMES,
+    stream_label,
+)
 
 __all__ = ["CacheAddress", "StreamCache"]
 
@@ -119,6 +125,7 @@ class StreamCache:
         self._verified: dict[int, tuple[int, ...]] = {}
         self._index = index
         self._names: ShardNames | None = None
+        self._label = ""
         self._overhead: int | None = None
         self._ledger: Ledger | None = None
         self._client: ShardClient | None = None
@@ -147,6 +154,13 @@ class StreamCache:
     def fingerprint(self) -> str:
         """Names what is cached; without a window, part of the name of each file."""
         return self.names.fingerprint
+
+    @property
+    def label(self) -> str:
+        """What tells the stream from others of its table, in metrics."""
+        if not self._label:
+            self._label = stream_label(self.index.fingerprint, self.address.directory)
+        return self._label
 
     @property
     def names(self) -> ShardNames:

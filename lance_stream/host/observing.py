@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from dataclasses import replace
 
 from streaming import StreamingDataset
 
@@ -13,6 +14,7 @@ from lance_stream.host.settling import job_endpoint
 from lance_stream.host.stream import LanceStream
 from lance_stream.telemetry.board import Reading, read_boards
 from lance_stream.telemetry.counters import Counters
+from lance_stream.telemetry.shared_counts import read_shared
 from lance_stream.telemetry.stats import StreamStats, add_up
 
 __all__ = ["Counter", "Progress", "counter", "progress", "stats"]
@@ -51,7 +53,11 @@ def stats(dataset_or_stream: StreamingDataset | LanceStream) -> StreamStats:
         boards,
         read_boards(job_endpoint().counters_directory),
     )
-    return found.in_epoch(epoch)
+    return replace(
+        found.in_epoch(epoch),
+        stream=",".join(stream.stats_label for stream in streams),
+        shared_caches=read_shared(job_endpoint().shared_path),
+    )
 
 
 def _check_dataset(function: str, given: object) -> None:

@@ -253,6 +253,11 @@ class LanceStream(Stream):
         return self._built().address.stats_directory
 
     @property
+    def stats_label(self) -> str:
+        """What tells the stream from others of its table, in metrics."""
+        return self._built().label
+
+    @property
     def download_process_pid(self) -> int | None:
         """Pid of this job's download process on this node; None while there is none."""
         return self._built().address.endpoint.pid()

@@ -29,7 +29,12 @@ class PostponedError(Exception):
 
 
 class Attempt:
-    """Made on the loop, which calls ``give_way`` and ``answer``; the thread calls the rest."""
+    """Made on the loop, which calls ``give_way`` and ``answer``; the thread calls the rest.
+
+    Attributes:
+        doing: What is being done that is not reading.
+        tier_ns: Time spent asking the shared cache and waiting for it, in vain too.
+    """
 
     def __init__(
         self,
@@ -45,6 +50,7 @@ class Attempt:
             begins: Told of what is being done that is not reading.
         """
         self.doing = ""
+        self.tier_ns = 0
         self._expected_bytes = expected_bytes
         self._grew, self._begins = grew, begins
         self._gives_way, self._answered = threading.Event(), threading.Event()

@@ -337,6 +337,9 @@ class ShardClient:
     def _on_answer(self, answer: m.FromServer) -> None:
         if isinstance(answer, m.Planning | m.Planned | m.Polled | m.PlanFailed | m.Pinned):
             return
+        if isinstance(answer, m.Warned):
+            logger.warning("%s", answer.message)
+            return
         with self._lock:
             self._fruitless = 0
             key = (answer.stream, answer.shard)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -238,14 +239,20 @@ class Fetcher:
             AttemptError: With the reason; no file is left.
             PostponedError: The attempt had to give way.
         """
+        attempt = attempt or Attempt()
         register = source.register
         header = source.header(shard)
         # Two datasets of one process may fetch the same shard into the same directory.
         unique = f"{next(self._writes)}-{source.name(shard)}"
         path = os.path.join(register.directory, new_temporary_name(unique, *self._writer))
         expected = source.index.shard_bytes(shard)
-        with _writing(path, register.directory, expected):
-            num_bytes = self.shared.take(register, header, path)
+        started_ns = time.monotonic_ns()
+        try:
+            with _writing(path, register.directory, expected):
+                num_bytes = self.shared.take(register, header, source.index.schema, path)
+        finally:
+            if register.shared_cache:
+                attempt.tier_ns = time.monotonic_ns() - started_ns
         if num_bytes is not None:
             return Fetched(path, num_bytes, from_tier=True)
         try:
@@ -259,7 +266,9 @@ class Fetcher:
 
     def share(self, source: StreamSource, shard: int) -> None:
         """Put a published shard into the shared cache of its stream, in the background."""
-        self.shared.offer(source.register, source.header(shard), source.path(shard))
+        self.shared.offer(
+            source.register, source.header(shard), source.index.schema, source.path(shard)
+        )
 
     def keep_to_itself(self, source: StreamSource, shard: int) -> None:
         """A shard that was fetched is not published, and so not shared: others may read it."""

@@ -17,6 +17,7 @@ from lance_stream.service.logbook import read_errors
 from lance_stream.service.metrics import stats_of
 from lance_stream.service.runtime import Endpoint, endpoints
 from lance_stream.telemetry.stats import StreamStats
+from lance_stream.tiers.counts import SharedTierCounts
 
 __all__ = ["Job", "JobStream", "Rates", "find_jobs", "rates"]
 
@@ -68,6 +69,11 @@ class Job:
     streams: tuple[JobStream, ...]
     errors: tuple[dict[str, Any], ...]
 
+    @property
+    def shared_caches(self) -> tuple[SharedTierCounts, ...]:
+        """What its shared caches did."""
+        return self.streams[0].stats.shared_caches if self.streams else ()
+
     def as_dict(self) -> dict[str, Any]:
         """As JSON values; rates are not in it."""
         return {
@@ -77,6 +83,7 @@ class Job:
             "directory": self.directory,
             "log": self.log,
             "counters": self.streams[0].stats.counters if self.streams else {},
+            "shared_caches": [one.as_dict() for one in self.shared_caches],
             "streams": [_stream_dict(stream) for stream in self.streams],
             "errors": list(self.errors),
         }
@@ -164,9 +171,7 @@ def _streams(endpoint: Endpoint) -> list[JobStream]:
             since=stream["since"],
             stats=stats,
         )
-        for stream, stats in zip(
-            served, stats_of(served, endpoint.counters_directory), strict=True
-        )
+        for stream, stats in zip(served, stats_of(served, endpoint), strict=True)
         # Looked at last: a stream that was closed meanwhile has lost its numbers.
         if os.path.isdir(stream["stats"])
     ]
@@ -174,7 +179,8 @@ def _streams(endpoint: Endpoint) -> list[JobStream]:
 
 def _stream_dict(stream: JobStream) -> dict[str, Any]:
     stats = stream.stats.as_dict()
-    del stats["counters"]
+    # The job's.
+    del stats["counters"], stats["shared_caches"]
     return {
         **stats,
         "active": stream.active,

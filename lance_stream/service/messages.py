@@ -34,6 +34,7 @@ __all__ = [
     "Polled",
     "Register",
     "Retry",
+    "Warned",
     "Window",
     "decode_client",
     "decode_server",
@@ -44,7 +45,7 @@ __all__ = [
 
 # Raised when messages change, which a test sees to. Nothing compares it: each job has a process of
 # its own, of the same installation.
-PROTOCOL = 4
+PROTOCOL = 5
 # Storage options and paths are small; anything larger is not one of ours.
 MAX_FRAME_BYTES = 16 << 20
 _LENGTH = struct.Struct(">I")
@@ -281,8 +282,16 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
+class Warned(msgspec.Struct, frozen=True, tag=True):
+    """Something that concerns the whole job, for the log of one process of it."""
+
+    message: str
+
+
 FromClient = Hello | Plan | Poll | Pin | Register | Forget | Fetch
-FromServer = Planning | Planned | Polled | Pinned | PlanFailed | Done | Dropped | Retry | Failed
+FromServer = (
+    Planning | Planned | Polled | Pinned | PlanFailed | Done | Dropped | Retry | Failed | Warned
+)
 
 
 class _Codec:

@@ -6,9 +6,12 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
+from lance_stream.service.runtime import Endpoint
 from lance_stream.telemetry.board import read_boards
+from lance_stream.telemetry.shared_counts import read_shared
 from lance_stream.telemetry.stats import StreamStats, add_up
 
 __all__ = ["serve_metrics", "stats_of"]
@@ -19,14 +22,16 @@ _MAX_REQUEST_BYTES = 8192
 _REQUEST_S = 5.0
 
 
-def stats_of(streams: Sequence[dict[str, Any]], counters_directory: str) -> list[StreamStats]:
+def stats_of(streams: Sequence[dict[str, Any]], endpoint: Endpoint) -> list[StreamStats]:
     """Stats of each stream that a download process says it serves (see ``tallies``)."""
     found = []
+    counters = read_boards(endpoint.counters_directory)
+    shared = read_shared(endpoint.shared_path)
     for stream in streams:
         mean = float(stream["mean_row_bytes"])
         boards = [(reading, mean) for reading in read_boards(stream["stats"])]
-        counters = read_boards(counters_directory)
-        found.append(add_up(stream["uri"], int(stream["shards"]), boards, counters))
+        stats = add_up(stream["uri"], int(stream["shards"]), boards, counters)
+        found.append(replace(stats, stream=stream["stream"], shared_caches=shared))
     return found
 
 

@@ -127,6 +127,11 @@ class Endpoint:
         """What the process serves, for ``lance-stream status``."""
         return f"{self.directory}/status"
 
+    @property
+    def shared_path(self) -> str:
+        """What the shared caches of the job did on this node."""
+        return f"{self.directory}/shared"
+
     def make_directories(self) -> None:
         """Make what is missing, private to the user."""
         for path in (self.directory, self.running_directory, self.plans_directory):

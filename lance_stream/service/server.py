@@ -44,6 +44,7 @@ __all__ = ["Limits", "Server"]
 logger = logging.getLogger(__name__)
 
 _SHOW_EVERY_S = 0.05
+_SHOW_SHARED_EVERY_S = 1.0
 # How long it stays to put what it fetched into shared caches.
 _SHARE_S = 10.0
 
@@ -98,7 +99,7 @@ class Server:
         self._ledgers: dict[str, Ledger] = {}
         # Streams that could not be registered, and why.
         self._refused: dict[str, str] = {}
-        self._tallies = Tallies(endpoint.status_path)
+        self._tallies = Tallies(endpoint.status_path, endpoint.shared_path)
         self._showing: asyncio.TimerHandle | None = None
         self._clients: dict[int, _Client] = {}
         self._attempts: dict[events.Key, Attempt] = {}
@@ -107,6 +108,7 @@ class Server:
         self._loop = asyncio.get_running_loop()
         self._plans = Plans(self._fetcher, endpoint.plans_directory, self._retire)
         self._pins = Pins(self._fetcher.pin)
+        self._fetcher.shared.on_warning = self._warn_from_thread
         self.ended = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._idle: asyncio.TimerHandle | None = None
@@ -128,6 +130,7 @@ class Server:
         self._end_unless_used(self._limits.first_client_s)
         if self._limits.metrics_port:
             await serve_metrics(self._limits.metrics_port, self._metrics)
+        self._keep_showing()
         await self.ended.wait()
         server.close()
         # A fresh process takes over from one that retires: versions stay held.
@@ -294,12 +297,33 @@ class Server:
             self._timer = self._loop.call_at(wakeup + 0.001, self._handle, events.Tick())
 
     def _metrics(self) -> str:
-        return prometheus(stats_of(self._tallies.streams, self._endpoint.counters_directory))
+        self._show_shared()
+        return prometheus(stats_of(self._tallies.streams, self._endpoint))
 
     def _show(self) -> None:
         """Put what waits and runs on the boards; soon after a change, but not at every one."""
         self._showing = None
         self._tallies.show(self._scheduler.loads())
+        self._show_shared()
+
+    def _show_shared(self) -> None:
+        self._tallies.show_shared(self._fetcher.shared.counts())
+
+    def _keep_showing(self) -> None:
+        """What is put into shared caches in the background is no event."""
+        self._show_shared()
+        self._loop.call_later(_SHOW_SHARED_EVERY_S, self._keep_showing)
+
+    def _warn_from_thread(self, text: str) -> None:
+        """Have one process of the job log it too; the log of this one is seldom read."""
+
+        def send() -> None:
+            client = next((each for each in self._clients.values() if each.streams), None)
+            if client is not None:
+                self._send(client, m.Warned(text))
+
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(send)
 
     def _start(self, key: events.Key, attempt: int) -> None:
         """Run an attempt in a thread of its own."""
@@ -312,8 +336,11 @@ class Server:
         started_ns = time.monotonic_ns()
 
         def done(result: Fetched | BaseException) -> None:
-            kind = "tier" if isinstance(result, Fetched) and result.from_tier else "lance"
-            self._tallies.add(key.stream, f"{kind}_ns", time.monotonic_ns() - started_ns)
+            from_tier = isinstance(result, Fetched) and result.from_tier
+            spent_ns = time.monotonic_ns() - started_ns
+            tier_ns = spent_ns if from_tier else running.tier_ns
+            self._tallies.add(key.stream, "tier_ns", tier_ns)
+            self._tallies.add(key.stream, "lance_ns", spent_ns - tier_ns)
             self._attempts.pop(key, None)
             if isinstance(result, PostponedError):
                 self._journal.end(key)

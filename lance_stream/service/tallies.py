@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from lance_stream.planning.index import ShardIndex
 from lance_stream.service.messages import Register
 from lance_stream.source.location import redact
 from lance_stream.telemetry.board import Board, board_path, read_board
-from lance_stream.telemetry.stats import SERVER_NAMES
+from lance_stream.telemetry.shared_counts import write_private, write_shared
+from lance_stream.telemetry.stats import SERVER_NAMES, stream_label
+from lance_stream.tiers.counts import SharedTierCounts
 
 __all__ = ["Tallies"]
 
@@ -19,13 +21,16 @@ __all__ = ["Tallies"]
 class Tallies:
     """A board for each stream. Used by the event loop's thread only."""
 
-    def __init__(self, status_path: str) -> None:
+    def __init__(self, status_path: str, shared_path: str = "") -> None:
         """Begin with no stream.
 
         Args:
             status_path: File that lists the streams, for people.
+            shared_path: File of what the shared caches did.
         """
         self._status_path = status_path
+        self._shared_path = shared_path
+        self._shared: tuple[SharedTierCounts, ...] = ()
         self._boards: dict[str, Board] = {}
         self._streams: dict[str, dict[str, Any]] = {}
 
@@ -49,6 +54,7 @@ class Tallies:
         )
         self._streams[register.stream] = {
             "uri": redact(register.uri),
+            "stream": stream_label(index.fingerprint, register.directory),
             "version": register.version,
             "shards": index.num_shards,
             "rows": index.num_rows,
@@ -88,16 +94,11 @@ class Tallies:
             board.numbers[SERVER_NAMES.index("waiting")] = waiting
             board.numbers[SERVER_NAMES.index("running")] = running
 
+    def show_shared(self, caches: Sequence[SharedTierCounts]) -> None:
+        """Show what the shared caches did, if that is not what is shown already."""
+        if tuple(caches) != self._shared:
+            self._shared = tuple(caches)
+            write_shared(self._shared_path, caches)
+
     def _write_status(self) -> None:
-        temporary = f"{self._status_path}.new"
-        try:
-            with open(temporary, "w", opener=_private) as file:
-                json.dump({"pid": os.getpid(), "streams": self.streams}, file)
-            os.replace(temporary, self._status_path)
-        except OSError:
-            # A full disk stops what is shown, not what is done.
-            return
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC, 0o600)
+        write_private(self._status_path, {"pid": os.getpid(), "streams": self.streams})

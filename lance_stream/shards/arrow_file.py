@@ -22,7 +22,7 @@ from lance_stream.planning.checksum import footer
 from lance_stream.shards.header import MappedFile, ShardHeader, expect, sign
 from lance_stream.shards.samples import sample_decoder
 
-__all__ = ["ArrowShard", "write_arrow_shard"]
+__all__ = ["ArrowShard", "is_intact_arrow", "write_arrow_shard"]
 
 _HEADER = b"lance_stream.shard"
 _CHECK = b"lance_stream.check"
@@ -114,19 +114,7 @@ class ArrowShard:
         self.num_bytes, self.inode = mapped.num_bytes, mapped.inode
         if verified != self.inode:
             mapped.require_intact(path, expected, *footer(mapped.content))
-        try:
-            reader = pa.ipc.open_file(pa.py_buffer(mapped.content))
-            header = reader.metadata.get(_HEADER, b"") if reader.metadata else b""
-            found_schema = reader.schema
-            batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
-        except (pa.ArrowException, OSError, ValueError) as error:
-            msg = f"{path}: not an Arrow file: {error}"
-            raise ShardCorruptError(msg) from error
-        num_rows = sum(batch.num_rows for batch in batches)
-        expect(path, "header", expected.as_json(), _json(header))
-        expect(path, "rows", expected.num_rows, num_rows)
-        expect(path, "schema", schema.remove_metadata(), found_schema.remove_metadata())
-        self.batches = batches
+        self.batches = _batches(path, mapped.content, expected, schema)
 
     def samples(self, *, zero_copy: bool) -> Callable[[int], dict[str, Any]]:
         """What gives the sample of a row."""
@@ -140,6 +128,36 @@ class ArrowShard:
             return parts[part](row - (stops[part - 1] if part else 0))
 
         return sample
+
+
+def is_intact_arrow(content: memoryview, header: ShardHeader, schema: pa.Schema) -> bool:
+    """Whether the bytes of a file are those of the shard that a header names."""
+    if not header.checksum.is_intact(content, *footer(content)):
+        return False
+    try:
+        _batches("a shared cache", content, header, schema)
+    except ShardCorruptError:
+        return False
+    return True
+
+
+def _batches(
+    path: str, content: memoryview, expected: ShardHeader, schema: pa.Schema
+) -> list[pa.RecordBatch]:
+    """The rows of a file; ShardCorruptError if they are not those that were planned."""
+    try:
+        reader = pa.ipc.open_file(pa.py_buffer(content))
+        header = reader.metadata.get(_HEADER, b"") if reader.metadata else b""
+        found_schema = reader.schema
+        batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
+    except (pa.ArrowException, OSError, ValueError) as error:
+        msg = f"{path}: not an Arrow file: {error}"
+        raise ShardCorruptError(msg) from error
+    num_rows = sum(batch.num_rows for batch in batches)
+    expect(path, "header", expected.as_json(), _json(header))
+    expect(path, "rows", expected.num_rows, num_rows)
+    expect(path, "schema", schema.remove_metadata(), found_schema.remove_metadata())
+    return batches
 
 
 def _json(data: bytes) -> Any:

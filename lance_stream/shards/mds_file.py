@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from lance_stream.errors import ShardCorruptError
 from lance_stream.shards.header import MappedFile, ShardHeader, expect, sign
+from lance_stream.shards.mds_columns import mds_columns
 from lance_stream.shards.mds_format import mds_samples, write_mds
 
 __all__ = ["MdsShard", "is_intact_mds", "write_mds_shard"]
@@ -92,10 +93,24 @@ class MdsShard:
         return mds_samples(self._content, self._schema, zero_copy=zero_copy)
 
 
-def is_intact_mds(content: memoryview, header: ShardHeader) -> bool:
+def is_intact_mds(content: memoryview, header: ShardHeader, schema: pa.Schema) -> bool:
     """Whether the bytes of a file are those of the shard that a header names."""
     start, stop = _config_bounds(content, header.num_rows)
-    return start < stop <= len(content) and header.checksum.is_intact(content, start, stop)
+    if not start < stop <= min(len(content), start + _MAX_CONFIG_BYTES):
+        return False
+    if not header.checksum.is_intact(content, start, stop):
+        return False
+    try:
+        config = json.loads(bytes(content[start:stop]))
+        found = [
+            int(np.frombuffer(content[:4], np.uint32)[0]),
+            config[_KEY]["shard"],
+            list(zip(config["column_names"], config["column_encodings"], strict=True)),
+        ]
+    except (ValueError, KeyError, TypeError):
+        return False
+    columns = [(column.name, column.encoding) for column in mds_columns(schema)]
+    return found == [header.num_rows, header.as_json(), columns]
 
 
 def _config_bounds(content: memoryview, num_rows: int) -> tuple[int, int]:

@@ -5,11 +5,14 @@ The worker's side counts samples, the download process counts shards.
 
 from __future__ import annotations
 
+import hashlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from lance_stream.telemetry.board import Reading
+from lance_stream.tiers.counts import SharedTierCounts
 
 __all__ = [
     "DAMAGED",
@@ -23,6 +26,7 @@ __all__ = [
     "WorkerStats",
     "add_up",
     "prometheus",
+    "stream_label",
 ]
 
 WORKER_NAMES = ("rows", "waited_ns", "epochs", "damaged", "failed")
@@ -83,7 +87,8 @@ class StreamStats:
         from_tier: Shards taken from the shared tier.
         from_lance: Shards read from Lance.
         tier_bytes: Bytes of the former.
-        tier_seconds: Time it took, summed over concurrent fetches.
+        tier_seconds: Time spent asking the shared tier and waiting for it, in vain too, summed
+            over concurrent fetches.
         lance_bytes: Bytes of the latter.
         lance_seconds: Time it took, summed over concurrent fetches.
         retries: Attempts that failed and were followed by another; and damaged files in the
@@ -93,6 +98,10 @@ class StreamStats:
         in_flight: Shards that are being fetched, now.
         workers: Each process that reads.
         counters: Counters of the user, summed over the processes of the node.
+        stream: Tells streams of one table apart; of several, joined by commas. The same for the
+            same rows in the same cache directory.
+        shared_caches: What each shared cache of the job did on this node, and each tier of it,
+            since the download process was started. For all streams of the job.
     """
 
     uri: str
@@ -115,6 +124,8 @@ class StreamStats:
     in_flight: int = 0
     workers: tuple[WorkerStats, ...] = ()
     counters: dict[str, int] = field(default_factory=dict)
+    stream: str = ""
+    shared_caches: tuple[SharedTierCounts, ...] = ()
 
     def in_epoch(self, epoch: int) -> StreamStats:
         """The same, where an epoch is known to have begun."""
@@ -132,16 +143,20 @@ class StreamStats:
 def prometheus(streams: Sequence[StreamStats]) -> str:
     """Several streams of one job in the text format of Prometheus (version 0.0.4)."""
     lines: list[str] = []
+    labels = _told_apart(streams)
     for name, (kind, text) in _METRICS.items():
         lines += _heading(name, kind, text)
-        for stream in streams:
+        for stream, label in zip(streams, labels, strict=True):
             value = getattr(stream, name.removesuffix("_total"))
-            lines.append(f"lance_stream_{name}{_labels(uri=stream.uri)} {value}")
+            lines.append(f"lance_stream_{name}{_labels(uri=stream.uri, stream=label)} {value}")
     lines += _heading("worker_rows_total", "counter", "Rows read by one process.")
-    for stream in streams:
+    for stream, label in zip(streams, labels, strict=True):
         for one in stream.workers:
-            who = _labels(uri=stream.uri, rank=one.rank, worker=one.worker, pid=one.pid)
+            who = _labels(
+                uri=stream.uri, stream=label, rank=one.rank, worker=one.worker, pid=one.pid
+            )
             lines.append(f"lance_stream_worker_rows_total{who} {one.rows}")
+    lines += _shared_lines(streams[0].shared_caches if streams else ())
     # The counters are the job's, whichever stream they were read with.
     counters = streams[0].counters if streams else {}
     if counters:
@@ -149,6 +164,42 @@ def prometheus(streams: Sequence[StreamStats]) -> str:
     for name, value in sorted(counters.items()):
         lines.append(f"lance_stream_counter_total{_labels(name=name)} {value}")
     return "\n".join(lines) + "\n"
+
+
+def stream_label(fingerprint: str, directory: str) -> str:
+    """What tells a stream from others of its table.
+
+    Args:
+        fingerprint: Of its index.
+        directory: Its cache directory.
+    """
+    return hashlib.blake2b(f"{fingerprint}/{directory}".encode(), digest_size=6).hexdigest()
+
+
+def _told_apart(streams: Sequence[StreamStats]) -> list[str]:
+    """A label for each: a series that is given twice makes the whole text invalid."""
+    labels, seen = list[str](), Counter[tuple[str, str]]()
+    for one in streams:
+        seen[one.uri, one.stream] += 1
+        number = seen[one.uri, one.stream]
+        labels.append(one.stream if number == 1 else f"{one.stream}-{number}")
+    return labels
+
+
+def _shared_lines(caches: Sequence[SharedTierCounts]) -> list[str]:
+    """What each tier of the shared caches did; those of one name, summed."""
+    lines: list[str] = []
+    for name, text in _SHARED_METRICS.items():
+        of_cache = hasattr(SharedTierCounts, name)
+        sums: dict[str, float] = {}
+        for cache in caches:
+            for one in [cache] if of_cache else cache.tiers:
+                sums[one.tier] = sums.get(one.tier, 0) + getattr(one, name)
+        if sums:
+            lines += _heading(f"shared_cache_{name}_total", "counter", text)
+        for tier, value in sums.items():
+            lines.append(f"lance_stream_shared_cache_{name}_total{_labels(tier=tier)} {value}")
+    return lines
 
 
 def _heading(name: str, kind: str, text: str) -> list[str]:
@@ -168,7 +219,7 @@ _METRICS = {
     "from_tier_total": ("counter", "Shards taken from the shared tier."),
     "from_lance_total": ("counter", "Shards read from Lance."),
     "tier_bytes_total": ("counter", "Bytes taken from the shared tier."),
-    "tier_seconds_total": ("counter", "Seconds spent taking them."),
+    "tier_seconds_total": ("counter", "Seconds spent asking it and waiting for it."),
     "lance_bytes_total": ("counter", "Bytes of shards read from Lance."),
     "lance_seconds_total": ("counter", "Seconds spent reading them."),
     "retries_total": ("counter", "Attempts that failed and were followed by another."),
@@ -176,6 +227,27 @@ _METRICS = {
     "queue_depth": ("gauge", "Shards that wait to be fetched."),
     "in_flight": ("gauge", "Shards that are being fetched."),
     "epoch": ("gauge", "Newest epoch that a worker began."),
+}
+
+_SHARED_METRICS = {
+    "taken": "Shards taken from the shared cache.",
+    "not_taken": "Shards that it did not give.",
+    "refused": "Shards that it gave whole, but that were not those asked for.",
+    "waits": "Shards that another node was reading from Lance.",
+    "waits_in_vain": "Of these, how many had to be read here too.",
+    "hits": "Reads of a tier that found the content.",
+    "misses": "Reads that found nothing.",
+    "bad": "Reads that found something else, or damaged content.",
+    "errors": "Calls that failed or missed their deadline.",
+    "skipped": "Calls that were not made, as the tier was failing.",
+    "outages": "How often it began to fail.",
+    "puts": "Writes.",
+    "present": "Writes that were not needed.",
+    "too_large": "Writes of what the tier can never hold.",
+    "hit_bytes": "Bytes that were found.",
+    "put_bytes": "Bytes that were written.",
+    "get_seconds": "Seconds in reads.",
+    "put_seconds": "Seconds in writes.",
 }
 
 

@@ -60,10 +60,10 @@ class FramedCache(CheckedCache):
         """
         late = self._lateness(timeout_s)
         name = stored_name(key)
-        value = self._cache.get(name)
-        if value is None:
-            return None
         try:
+            value = self._cache.get(name)
+            if value is None:
+                return None
             frame, content = open_value(value, name=name, rows=rows)
             if content is None:
                 late()
@@ -116,12 +116,11 @@ class FramedCache(CheckedCache):
     def delete(self, key: str) -> None:
         """Forget the content, and its parts if there may be any."""
         name = stored_name(key)
-        value = None if self._limit() is None else self._cache.get(name)
-        self._cache.delete(name)
-        try:
+        parts: list[str] = []
+        with contextlib.suppress(BadFrameError):
+            value = None if self._limit() is None else self._cache.get(name)
             parts = [] if value is None else open_value(value, name=name)[0].part_names()
-        except BadFrameError:
-            return
+        self._cache.delete(name)
         for part in parts:
             self._cache.delete(part)
 

@@ -6,12 +6,13 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 
 from lance_stream.tiers.backlog import Backlog
+from lance_stream.tiers.counts import PublisherCounts
 from lance_stream.tiers.shard_cache import CheckedCache
 
-__all__ = ["Check", "Publisher", "PublisherCounts"]
+__all__ = ["Check", "Publisher"]
 
 logger = logging.getLogger(__name__)
 
@@ -19,29 +20,6 @@ _MAX_HELD_BYTES = 64 << 20
 
 # Whether the bytes of a shard file are whole and the right ones.
 Check = Callable[[memoryview], bool]
-
-
-@dataclass(frozen=True, slots=True)
-class PublisherCounts:
-    """Numbers of a publisher.
-
-    Attributes:
-        published: Files that were written into a tier.
-        unneeded: Files that every tier had already, or that none would take.
-        gone: Files that were evicted before their turn.
-        damaged: Files that were not what they should be, or could not be read.
-        dropped: Files for which there was no room in the queue, or no time at the end.
-    """
-
-    published: int = 0
-    unneeded: int = 0
-    gone: int = 0
-    damaged: int = 0
-    dropped: int = 0
-
-    def as_dict(self) -> dict[str, int]:
-        """The numbers by name."""
-        return asdict(self)
 
 
 class _Opened:

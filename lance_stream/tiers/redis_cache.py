@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from typing import Any
 
 import redis
@@ -9,6 +11,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from lance_stream.errors import PlanError
+from lance_stream.tiers.frame import BadFrameError
 from lance_stream.tiers.shard_cache import ShardCache, ValueTooLargeError
 from lance_stream.tiers.tier_url import TierUrl
 
@@ -117,8 +120,7 @@ class RedisCache(ShardCache):
 
     def get(self, key: str) -> bytes | None:
         """See ``ShardCache``."""
-        value: Any = self._client.get(self._prefix + key)
-        return value
+        return self._value(self._prefix + key)
 
     def put(self, key: str, data: bytes) -> None:
         """See ``ShardCache``."""
@@ -156,13 +158,19 @@ class RedisCache(ShardCache):
         name = self._claim_key(key)
         if self._client.set(name, owner, nx=True, px=max(1, round(seconds * 1000))):
             return True
-        return self._client.get(name) == owner.encode()
+        try:
+            return self._value(name) == owner.encode()
+        except BadFrameError:
+            # It would never lapse.
+            self._client.delete(name)
+            return False
 
     def release(self, key: str, owner: str) -> None:
         """See ``ShardCache``."""
         name = self._claim_key(key)
-        if self._client.get(name) == owner.encode():
-            self._client.delete(name)
+        with contextlib.suppress(BadFrameError):
+            if self._value(name) == owner.encode():
+                self._client.delete(name)
 
     def close(self) -> None:
         """See ``ShardCache``."""
@@ -170,6 +178,20 @@ class RedisCache(ShardCache):
 
     def __repr__(self) -> str:
         return f"RedisCache({self._shown!r})"
+
+    def _value(self, name: str) -> bytes | None:
+        """What lies under a name.
+
+        Raises:
+            BadFrameError: It is no string, and so not ours.
+        """
+        try:
+            value: Any = self._client.get(name)
+        except redis.ResponseError as error:
+            if not str(error).startswith("WRONGTYPE"):
+                raise
+            raise BadFrameError("it is no string of Redis: another program's") from error
+        return value
 
     def _claim_key(self, key: str) -> str:
         return f"{self._prefix}#claim:{key}"
@@ -195,6 +217,14 @@ def _database(url: TierUrl) -> int:
 def _tls(url: TierUrl) -> dict[str, Any]:
     options: dict[str, Any] = {"ssl": True}
     options.update({name: url.extra[name] for name in _TLS_FILES if name in url.extra})
+    for name in _TLS_FILES:
+        # The library takes a file that is not there for none.
+        if name in url.extra and not os.access(url.extra[name], os.R_OK):
+            msg = (
+                f"shared_cache={url.shown!r}: {name}={url.extra[name]!r} cannot be read: name a "
+                "PEM file that is there on every node"
+            )
+            raise PlanError(msg)
     requires = url.extra.get("ssl_cert_reqs", "required")
     checks = url.extra.get("ssl_check_hostname", str(requires == "required")).lower()
     if requires not in ("required", "none") or checks not in ("true", "false"):

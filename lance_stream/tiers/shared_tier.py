@@ -20,14 +20,13 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
-from lance_stream.tiers.counts import TierCounts
+from lance_stream.tiers.counts import SharedTierCounts
 from lance_stream.tiers.opening import open_tiers
-from lance_stream.tiers.publisher import Check, Publisher, PublisherCounts
+from lance_stream.tiers.publisher import Check, Publisher
 
-__all__ = ["Check", "SharedTier", "SharedTierCounts", "shard_key"]
+__all__ = ["Check", "SharedTier", "shard_key"]
 
 # For looks, deletes and promotions, and for some that hang.
 _SPARE_CALLS = 8
@@ -46,39 +45,6 @@ def shard_key(fingerprint: str, shard: int, cache_format: str) -> str:
         cache_format: ``"arrow"`` or ``"mds"``.
     """
     return f"{fingerprint}/{shard:08d}.{cache_format}"
-
-
-@dataclass(frozen=True, slots=True)
-class SharedTierCounts:
-    """What a shared tier did.
-
-    Attributes:
-        taken: Shards that were taken from it.
-        not_taken: Shards that it did not give.
-        refused: Shards that it gave whole, but that were not what the caller's check wants.
-        taken_bytes: Bytes of the shards that were taken.
-        take_seconds: Time in ``take``.
-        waits: Shards that another node was reading from Lance.
-        waits_in_vain: Of these, how many had to be read here too.
-        wait_seconds: Time spent waiting for them.
-        tiers: Of each tier, from fast to slow.
-        publisher: Of what was offered.
-    """
-
-    taken: int = 0
-    not_taken: int = 0
-    refused: int = 0
-    taken_bytes: int = 0
-    take_seconds: float = 0.0
-    waits: int = 0
-    waits_in_vain: int = 0
-    wait_seconds: float = 0.0
-    tiers: tuple[TierCounts, ...] = ()
-    publisher: PublisherCounts = field(default_factory=PublisherCounts)
-
-    def as_dict(self) -> dict[str, Any]:
-        """The numbers by name, without credentials."""
-        return asdict(self)
 
 
 class SharedTier:

@@ -303,6 +303,38 @@ def test_tls_options_are_checked() -> None:
         open_shard_cache("redis://localhost?ssl_ca_certs=/x")
     with pytest.raises(PlanError, match="ssl_cert_reqs is 'required' or 'none'"):
         open_shard_cache("rediss://localhost?ssl_cert_reqs=maybe")
+    for path in ("/nowhere/ca.pem", "/dev/null/x"):
+        with pytest.raises(PlanError, match=f"ssl_ca_certs='{path}' cannot be read"):
+            open_shard_cache(f"rediss://localhost?ssl_ca_certs={path}")
+
+
+def test_a_value_of_another_type_is_bad_content(server: LoopbackServer) -> None:
+    told: list[str] = []
+    cache = open_shard_cache(url_of(server, "?prefix=types"), warn=told.append)
+    client = client_of(server)
+    name = f"types:{stored_name('k')}"
+    client.rpush(name, "a", "b")
+    assert cache.get("k") is None
+    assert not client.exists(name)
+    cache.put("k", b"v")
+    assert cache.get("k") == b"v"
+    client.delete(name)
+    client.rpush(name, "a")
+    cache.delete("k")
+    assert not client.exists(name)
+    # A claim that would never lapse.
+    claim = f"types:#claim:{stored_name('k')}"
+    client.rpush(claim, "a")
+    cache.release("k", "me")
+    assert cache.claim("k", "me", 5) is False
+    assert cache.claim("k", "me", 5) is True
+    assert isinstance(cache, GuardedCache)
+    assert (cache.counts().bad, cache.counts().errors) == (1, 0)
+    assert len(told) == 1
+    assert "no string of Redis" in told[0]
+    client.delete(claim)
+    client.close()
+    cache.close()
 
 
 # --- a server that fails ---

@@ -18,6 +18,7 @@ import lance_stream
 from lance_stream import LanceStreamingDataset, open_shard_cache
 from lance_stream.tiers.frame import HEADER_BYTES, make_frame, stored_name
 from lance_stream.tiers.shared_tier import shard_key
+from tests.support.commands import lance_stream as command
 from tests.support.forked import run_forked
 from tests.support.servers import LoopbackServer, start_memcached, start_redis
 from tests.support.streams import batches, dataset, ids, wait_until
@@ -88,8 +89,12 @@ def test_planted_values(table_100: str, server: LoopbackServer, tmp_path: Path) 
     ]
     for name, value in zip(names, planted, strict=False):
         client.set(f"lance-stream:{name}", value)
+    # And a value that is no string.
+    client.delete(f"lance-stream:{names[9]}")
+    client.rpush(f"lance-stream:{names[9]}", "a", "b")
     second = run_forked(epoch, table_100, url, tmp_path / "b")
-    assert second[:3] == [list(range(100)), len(planted), SHARDS - len(planted)]
+    assert len(planted) == SHARDS - 1
+    assert second[:3] == [list(range(100)), SHARDS, 0]
     assert [client.get(f"lance-stream:{name}") for name in names] == values
     third = run_forked(epoch, table_100, url, tmp_path / "c")
     assert third[:3] == [list(range(100)), 0, SHARDS]
@@ -193,6 +198,49 @@ def test_memcached_that_loses_values(tmp_path: Path) -> None:
             rows, shards, failures, size = run_forked(run, str(tmp_path / name))
             assert [rows, shards, failures] == [120_000, 4, 0]
             assert size > 4 << 20
+
+
+def test_a_server_that_hangs_is_seen(
+    table_100: str, server: LoopbackServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In stats and status, in the log of the job, and not as time of Lance."""
+    url = f"redis://{server.address}?timeout=500ms"
+
+    def run() -> dict[str, Any]:
+        server.pause()
+        try:
+            data = dataset(table_100, shard_rows=10, shared_cache=url, local=str(tmp_path / "a"))
+            caplog.clear()
+            assert sorted(ids(batches(data, 0))) == list(range(100))
+            found = lance_stream.stats(data)
+        finally:
+            server.resume()
+        status = command("status", "--json").json()["jobs"]
+        text = command("status").check().stdout
+        told = [record.getMessage() for record in caplog.records]
+        return {
+            "stats": found.as_dict(),
+            "text": found.to_prometheus(),
+            "status": [one["shared_caches"] for one in status if one["shared_caches"]],
+            "shown": text,
+            "told": [text for text in told if "shared cache" in text],
+        }
+
+    found = run_forked(run)
+    (cache,) = found["stats"]["shared_caches"]
+    (tier,) = cache["tiers"]
+    assert tier["tier"] == f"redis://{server.address}"
+    assert tier["errors"] >= 1
+    assert tier["outages"] == 1
+    assert cache["not_taken"] >= SHARDS
+    assert f'lance_stream_shared_cache_outages_total{{tier="{tier["tier"]}"}} 1' in found["text"]
+    assert found["status"][-1][0]["tiers"][0]["outages"] == 1
+    assert f"shared cache redis://{server.address}" in found["shown"]
+    assert len(found["told"]) == 1
+    assert "read from Lance" in found["told"][0]
+    # At least one call waited for half a second; plain rows take Lance some milliseconds.
+    assert found["stats"]["tier_seconds"] > 0.4
+    assert found["stats"]["lance_seconds"] < found["stats"]["tier_seconds"]
 
 
 def test_keys_lead_nowhere_else(tmp_path: Path) -> None:

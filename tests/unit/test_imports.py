@@ -20,7 +20,7 @@ ALLOWED: dict[str, set[str]] = {
     "planning": {"errors", "planning"},
     "shards": {"errors", "planning", "shards"},
     "source": {"errors", "planning", "source"},
-    "telemetry": {"processes", "shards", "telemetry"},
+    "telemetry": {"processes", "shards", "telemetry", "tiers"},
     "tiers": {"errors", "planning", "source", "tiers"},
     "testing": {"errors", "tiers", "testing"},
     "service": {

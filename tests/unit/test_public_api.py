@@ -33,6 +33,7 @@ PUBLIC = [
     "TableChangedError",
     "TransformError",
     "UnsupportedTypeError",
+    "ValueTooLargeError",
     "VersionGoneError",
     "VersionNotFoundError",
     "__version__",

@@ -98,6 +98,7 @@ def _tell(job: Job, streams: list[tuple[JobStream, Rates]]) -> None:
         sys.stdout.write("no streams yet\n")
     for stream, rate in streams:
         _tell_stream(stream, rate)
+    _tell_shared(job)
     counters = streams[0][0].stats.counters if streams else {}
     if counters:
         told = ", ".join(f"{name} {value:,}" for name, value in sorted(counters.items()))
@@ -124,6 +125,17 @@ def _tell_stream(stream: JobStream, rate: Rates) -> None:
         f"{len(stats.workers):,} readers, cache {stream.cache}"
     )
     print_table(title, ["what", "how many", "more"], rows)
+
+
+def _tell_shared(job: Job) -> None:
+    for tier in (tier for cache in job.shared_caches for tier in cache.tiers):
+        rows = [
+            ("hits", tier.hits, size(tier.hit_bytes)),
+            ("misses", tier.misses, f"{tier.bad:,} wrong or damaged"),
+            ("errors", tier.errors, f"{tier.outages:,} outages, {tier.skipped:,} calls not made"),
+            ("puts", tier.puts, f"{size(tier.put_bytes)}, {tier.too_large:,} too large"),
+        ]
+        print_table(f"shared cache {tier.tier}", ["what", "how many", "more"], rows)
 
 
 def _source(num_bytes: float, per_second: float) -> str:

@@ -76,6 +76,7 @@ FROM_SERVER: list[m.FromServer] = [
     m.Done("abc", 3, 2**40),
     m.Dropped("abc", 3),
     m.Retry("abc", 3, "503"),
+    m.Warned("a shared cache fails"),
     m.Failed("abc", 3, "ShardUnavailableError", "why"),
 ]
 
@@ -110,7 +111,7 @@ def test_the_protocol_is_raised_with_the_messages() -> None:
     # while a download process runs. Where the digest changes, PROTOCOL must change with it.
     messages = (m.Options, m.Window, *m.FromClient.__args__, *m.FromServer.__args__)
     fields = {cls.__name__: cls.__struct_fields__ for cls in messages}
-    assert (m.PROTOCOL, digest(fields, 8)) == (4, "e73f4795")
+    assert (m.PROTOCOL, digest(fields, 8)) == (5, "f7244eca")
 
 
 def test_messages_are_immutable() -> None:

@@ -23,6 +23,7 @@ class Planner:
     class shared:
         close = staticmethod(lambda timeout_s: None)
         open = staticmethod(lambda urls: None)
+        counts = staticmethod(lambda: [])
 
     def pin(self, request, is_alive):
         raise OSError("not asked for")

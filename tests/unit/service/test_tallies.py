@@ -10,6 +10,8 @@ from typing import Any
 
 from lance_stream.service.tallies import Tallies
 from lance_stream.telemetry.board import read_boards
+from lance_stream.telemetry.shared_counts import read_shared
+from lance_stream.tiers.counts import SharedTierCounts, TierCounts
 
 
 def register(directory: Path, stream: str = "s") -> Any:
@@ -23,7 +25,12 @@ def register(directory: Path, stream: str = "s") -> Any:
     )
 
 
-INDEX: Any = SimpleNamespace(num_shards=4, num_rows=40, row_size=SimpleNamespace(mean_bytes=12.5))
+INDEX: Any = SimpleNamespace(
+    num_shards=4,
+    num_rows=40,
+    row_size=SimpleNamespace(mean_bytes=12.5),
+    fingerprint="ab" * 16,
+)
 
 
 def test_counted_per_stream(tmp_path: Path) -> None:
@@ -41,6 +48,34 @@ def test_counted_per_stream(tmp_path: Path) -> None:
     tallies.show({})
     (reading,) = read_boards(str(tmp_path / "s.stats"))
     assert reading.numbers["waiting"] == reading.numbers["running"] == 0
+
+
+def test_nothing_waits_of_what_nobody_asks_for(tmp_path: Path) -> None:
+    """Also where it is closed before the next look at what waits."""
+    tallies = Tallies(str(tmp_path / "status"))
+    tallies.open(register(tmp_path), INDEX)
+    tallies.show({"s": (2, 1)})
+    tallies.close("s")
+    tallies.show({})
+    (reading,) = read_boards(str(tmp_path / "s.stats"))
+    assert reading.numbers["waiting"] == reading.numbers["running"] == 0
+
+
+def test_what_shared_caches_did(tmp_path: Path) -> None:
+    """Written when it changed, private, and read as it was."""
+    path = tmp_path / "shared"
+    tallies = Tallies(str(tmp_path / "status"), str(path))
+    tallies.show_shared([])
+    assert read_shared(str(path)) == ()
+    counts = SharedTierCounts(taken=3, tiers=(TierCounts("redis://a", errors=2, get_seconds=0.5),))
+    tallies.show_shared([counts])
+    assert read_shared(str(path)) == (counts,)
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.unlink()
+    tallies.show_shared([counts])
+    assert not path.exists()
+    path.write_text('[{"tiers": 1}]')
+    assert read_shared(str(path)) == ()
 
 
 def test_the_status_file(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from lance_stream.shards.header import ShardHeader
 from lance_stream.shards.mds_file import MdsShard
 from lance_stream.shards.shard_file import (
     FORMATS,
+    is_intact,
     open_shard,
     overhead_row_bytes,
     write_shard,
@@ -41,6 +42,35 @@ def test_a_file_is_opened_as_what_it_was_written(tmp_path: Path, cache_format: s
     ]
     again = open_shard(cache_format, path, HEADER, TABLE.schema, verified=shard.inode)
     assert again.inode == shard.inode
+
+
+@each_format
+def test_what_is_intact_has_the_rows_and_columns_that_were_planned(
+    tmp_path: Path, cache_format: str
+) -> None:
+    # All of them are signed as that shard, which anybody can do.
+    def written(name: str, table: pa.Table) -> memoryview:
+        path = tmp_path / name
+        write_shard(cache_format, str(path), table, HEADER)
+        return memoryview(path.read_bytes())
+
+    def intact(content: memoryview) -> bool:
+        return is_intact(cache_format, content, HEADER, TABLE.schema)
+
+    assert intact(written("good", TABLE))
+    assert not intact(memoryview(b""))
+    if cache_format == "arrow":
+        assert not intact(written("rows", TABLE.slice(0, 2)))
+    assert not intact(written("columns", TABLE.select(["a"])))
+    other = TABLE.set_column(1, "a", pa.array([1.0, 2.0, 3.0]))
+    assert not intact(written("types", other))
+
+
+def test_an_mds_file_of_fewer_rows_is_not_intact(tmp_path: Path) -> None:
+    path, fewer = tmp_path / "rows", ShardHeader(HEADER.fingerprint, HEADER.shard, 2)
+    write_shard("mds", str(path), TABLE.slice(0, 2), fewer)
+    assert is_intact("mds", memoryview(path.read_bytes()), fewer, TABLE.schema)
+    assert not is_intact("mds", memoryview(path.read_bytes()), HEADER, TABLE.schema)
 
 
 @each_format

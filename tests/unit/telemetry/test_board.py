@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from lance_stream.telemetry.board import Board, read_board, read_boards
+from lance_stream.telemetry import board
+from lance_stream.telemetry.board import Board, Reading, read_board, read_boards
 
 
 def test_written_and_read(tmp_path: Path) -> None:
@@ -92,3 +93,20 @@ def test_reading_is_quick(tmp_path: Path) -> None:
         read_boards(str(tmp_path))
         seconds.append(time.perf_counter() - started)
     assert min(seconds) < 0.001
+
+
+def test_a_board_that_is_taken_over_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the list and the look: its numbers are read all the same, and once."""
+    Board(str(tmp_path), "w-1-1", {}, ["a"]).numbers[0] = 5
+    real, moves = board.read_board, [("w-1-1", "w-2-2"), ("w-2-2", "w-0-0")]
+
+    def moved(path: str) -> Reading | None:
+        if moves:
+            before, after = moves.pop(0)
+            (tmp_path / f"{before}.board").rename(tmp_path / f"{after}.board")
+        return real(path)
+
+    monkeypatch.setattr(board, "read_board", moved)
+    assert [reading.numbers for reading in read_boards(str(tmp_path))] == [{"a": 5}]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from lance_stream.telemetry.board import Reading
-from lance_stream.telemetry.stats import add_up
+from lance_stream.telemetry.stats import add_up, prometheus, stream_label
+from lance_stream.tiers.counts import SharedTierCounts, TierCounts
 
 
 def worker(pid: int, rows: int, *, rank: int = 0, number: int = 0, epochs: int = 1) -> Reading:
@@ -70,13 +72,36 @@ def test_prometheus() -> None:
     """Each metric once with help and type; quotes, backslashes and newlines are escaped."""
     stats = add_up('a"\\\nb', 1, [(worker(1, 2), 3.0)], [Reading({}, {'to"k': 9})])
     lines = stats.to_prometheus().splitlines()
-    assert 'lance_stream_rows_total{uri="a\\"\\\\\\nb"} 2' in lines
+    assert 'lance_stream_rows_total{uri="a\\"\\\\\\nb",stream=""} 2' in lines
     assert 'lance_stream_counter_total{name="to\\"k"} 9' in lines
     names = [line.split()[2] for line in lines if line.startswith("# TYPE")]
     assert len(names) == len(set(names))
     for line in lines:
         assert line.startswith("#") or line.split("{")[0] in names
     assert stats.to_prometheus().endswith("\n")
+
+
+def test_no_series_twice() -> None:
+    """Streams of one table have a label of their own; so have two of the same rows."""
+    boards = [(worker(1, 2), 3.0)]
+    one = add_up("u", 1, boards, [])
+    labels = [stream_label("f", "/a"), stream_label("g", "/a"), stream_label("f", "/a")]
+    tier = TierCounts("redis://a", hits=2, errors=1)
+    shared = (SharedTierCounts(taken=2, tiers=(tier,)), SharedTierCounts(tiers=(tier,)))
+    streams = [replace(one, stream=label, shared_caches=shared) for label in labels]
+    lines = [line for line in prometheus(streams).splitlines() if not line.startswith("#")]
+    series = [line.rsplit(" ", 1)[0] for line in lines]
+    assert len(series) == len(set(series))
+    found = [line for line in lines if line.startswith("lance_stream_rows_total")]
+    assert [f'stream="{label}"' in found[i] for i, label in enumerate(labels)] == [
+        True,
+        True,
+        False,
+    ]
+    assert f'stream="{labels[0]}-2"' in found[2]
+    # Those of one name are one series.
+    assert 'lance_stream_shared_cache_errors_total{tier="redis://a"} 2' in lines
+    assert 'lance_stream_shared_cache_taken_total{tier="redis://a"} 2' in lines
 
 
 def test_damaged_files_are_retries() -> None:
