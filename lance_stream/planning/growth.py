@@ -7,7 +7,9 @@ fragments that a compaction names, or by stable row ids.
 
 Fragments are numbered in the order of their making, never twice. So a version whose fragments are
 those of an earlier one, followed by new ones numbered without a gap and without deletions, has
-been appended to and nothing else, however many versions lie between.
+been appended to and nothing else, however many versions lie between. The table keeps the highest
+number that any fragment ever had: one that was appended and is gone again leaves a gap, also if
+it was the last.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ __all__ = [
     "Operation",
     "RowOrder",
     "Seen",
+    "Version",
     "appended",
     "by_row_ids",
     "cut",
@@ -81,6 +84,28 @@ class Operation:
 
 
 @dataclass(frozen=True, slots=True)
+class Version:
+    """A version of a table, as far as it is looked at.
+
+    Attributes:
+        number: Its number.
+        fragments: In table order.
+        last_fragment: Highest number that a fragment of the table ever had; -1 if none was made.
+        next_row_id: The stable row id that the next row will get; None without such ids.
+    """
+
+    number: int
+    fragments: Sequence[Fragment]
+    last_fragment: int
+    next_row_id: int | None = None
+
+    @property
+    def rows(self) -> int:
+        """Live rows."""
+        return sum(fragment.rows for fragment in self.fragments)
+
+
+@dataclass(frozen=True, slots=True)
 class Seen:
     """What is kept of a version that was looked at, to compare a later one with.
 
@@ -88,7 +113,7 @@ class Seen:
         version: Its number.
         rows: Live rows.
         num_fragments: How many.
-        last_fragment: Highest number of a fragment; -1 without any.
+        last_fragment: Highest number that a fragment of the table ever had; -1 if none was made.
         digest: Of the fragments.
         order: Where the rows are, in the order of appending.
         next_row_id: The stable row id that the next row will get; None without such ids.
@@ -103,22 +128,16 @@ class Seen:
     next_row_id: int | None = None
 
     @classmethod
-    def of(
-        cls,
-        version: int,
-        fragments: Sequence[Fragment],
-        order: RowOrder,
-        next_row_id: int | None,
-    ) -> Seen:
+    def of(cls, version: Version, order: RowOrder) -> Seen:
         """What is kept of a version."""
         return cls(
-            version=version,
-            rows=sum(fragment.rows for fragment in fragments),
-            num_fragments=len(fragments),
-            last_fragment=max((fragment.id for fragment in fragments), default=-1),
-            digest=_digest(fragments),
+            version=version.number,
+            rows=version.rows,
+            num_fragments=len(version.fragments),
+            last_fragment=version.last_fragment,
+            digest=_digest(version.fragments),
             order=order,
-            next_row_id=next_row_id,
+            next_row_id=version.next_row_id,
         )
 
     def is_of(self, fragments: Sequence[Fragment]) -> bool:
@@ -158,14 +177,16 @@ def is_plain(fragments: Sequence[Fragment]) -> bool:
     return numbered and all(fragment.is_untouched for fragment in fragments)
 
 
-def appended(seen: Seen, version: int, fragments: Sequence[Fragment]) -> Seen | None:
+def appended(seen: Seen, version: Version) -> Seen | None:
     """What is kept of a later version if it was appended to and nothing else; else None."""
-    old, new = fragments[: seen.num_fragments], fragments[seen.num_fragments :]
+    old, new = version.fragments[: seen.num_fragments], version.fragments[seen.num_fragments :]
     if not seen.is_of(old) or not _follow(seen.last_fragment, new):
         return None
+    if version.last_fragment != seen.last_fragment + len(new):
+        # Fragments came and went.
+        return None
     rows = sum(fragment.rows for fragment in new)
-    ids = None if seen.next_row_id is None else seen.next_row_id + rows
-    return Seen.of(version, fragments, _extended(seen.order, seen.rows, rows), ids)
+    return Seen.of(version, _extended(seen.order, seen.rows, rows))
 
 
 def stepped(
@@ -217,6 +238,7 @@ def refused_by_row_ids(
     ids: NDArray[np.uint64],
     created: NDArray[np.uint64],
     updated: NDArray[np.uint64],
+    next_row_id: int | None,
 ) -> str | None:
     """Whether stable row ids show that rows were changed or removed since a version was seen.
 
@@ -225,6 +247,7 @@ def refused_by_row_ids(
         ids: uint64 array (live rows,), in table order.
         created: Version in which each row was appended; same shape.
         updated: Version in which each row was changed last; same shape.
+        next_row_id: The id that the next row will get.
 
     Returns:
         What was done, or None: the table was only appended to.
@@ -242,7 +265,11 @@ def refused_by_row_ids(
         return "rows were updated"
     first = seen.next_row_id
     new = ids[order][seen.rows :].astype(np.int64)
-    if first is None or not np.array_equal(new, first + np.arange(len(new))):
+    if (
+        first is None
+        or next_row_id != first + len(new)
+        or not np.array_equal(new, first + np.arange(len(new)))
+    ):
         return "rows that were appended since are missing"
     return None
 

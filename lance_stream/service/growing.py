@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
 
 from lance_stream.errors import TableChangedError
 from lance_stream.planning import growth
 from lance_stream.planning.fingerprint import table_identity
-from lance_stream.planning.growth import Fragment, Seen
+from lance_stream.planning.growth import Seen, Version
 from lance_stream.planning.rows import RowRange
 from lance_stream.planning.types import type_name
 from lance_stream.service.indexing import News
@@ -60,15 +59,15 @@ def look(table: GrowingTable, request: Poll, news: News) -> Polled:
         TableChangedError: Rows were changed, removed or cannot be followed; says in which version.
         BaseException: Whatever Lance raises.
     """
-    fragments = table.fragments()
+    now = table.now()
     if request.seen:
         before = Seen.from_json(json.loads(request.seen))
-        seen = _since(redact(table.uri), before, table, fragments, news)
+        seen = _since(redact(table.uri), before, table, now, news)
     else:
-        seen = _first(table, fragments)
+        seen = _first(table, now)
     complete = all(stop <= seen.rows for _, stop in request.parts)
     parts = [
-        growth.rows_identity(fragments, growth.cut(seen.order, start, stop))
+        growth.rows_identity(now.fragments, growth.cut(seen.order, start, stop))
         for start, stop in (request.parts if complete else ())
     ]
     return Polled(
@@ -92,71 +91,57 @@ def _selected(table: GrowingTable, request: Poll) -> tuple[tuple[str, str], ...]
     return tuple((f.name, type_name(f)) for f in table.selected_schema(request.columns))
 
 
-def _first(table: GrowingTable, fragments: Sequence[Fragment]) -> Seen:
+def _first(table: GrowingTable, now: Version) -> Seen:
     """What is kept of a table that was not seen before: it is taken as it is."""
-    if not table.has_row_ids:
-        rows = sum(fragment.rows for fragment in fragments)
-        order = growth.joined([RowRange(0, rows)])
-        return Seen.of(table.version, fragments, order, None)
-    if growth.is_plain(fragments):
-        rows = sum(fragment.rows for fragment in fragments)
-        order = growth.joined([RowRange(0, rows)])
-        return Seen.of(table.version, fragments, order, rows)
-    ids = table.row_ids().ids
-    next_id = int(ids.max()) + 1 if len(ids) else None
-    return Seen.of(table.version, fragments, growth.by_row_ids(ids), next_id)
+    if table.has_row_ids and not growth.is_plain(now.fragments):
+        return Seen.of(now, growth.by_row_ids(table.row_ids().ids))
+    return Seen.of(now, growth.joined([RowRange(0, now.rows)]))
 
 
-def _since(
-    where: str, seen: Seen, table: GrowingTable, fragments: Sequence[Fragment], news: News
-) -> Seen:
-    version = table.version
-    if version < seen.version or (version == seen.version and not seen.is_of(fragments)):
+def _since(where: str, seen: Seen, table: GrowingTable, now: Version, news: News) -> Seen:
+    version = now.number
+    if version < seen.version or (version == seen.version and not seen.is_of(now.fragments)):
         msg = (
             f"{where} has version {version}, and version {seen.version} of another content was "
             f"seen before: the table was made again or restored. {_START_ANEW}"
         )
         raise TableChangedError(msg)
-    grown = growth.appended(seen, version, fragments)
+    grown = growth.appended(seen, now)
     if grown is not None:
         return grown
-    before = table.fragments_at(seen.version)
+    before = table.at(seen.version)
     if before is None:
-        return _by_row_ids(where, seen, table, fragments)
-    if not seen.is_of(before):
+        return _by_row_ids(where, seen, table, now)
+    if not seen.is_of(before.fragments):
         msg = (
             f"{where}: version {seen.version} is not what it was when it was seen: the table was "
             f"made again at the same uri. {_START_ANEW}"
         )
         raise TableChangedError(msg)
-    order, next_id = seen.order, seen.next_row_id
+    order = seen.order
     for at in range(seen.version + 1, version + 1):
         news("following versions", at - seen.version, version - seen.version)
-        after = fragments if at == version else table.fragments_at(at)
+        after = now if at == version else table.at(at)
         if after is None:
-            return _by_row_ids(where, seen, table, fragments)
+            return _by_row_ids(where, seen, table, now)
         operations: list[growth.Operation | None] = []
 
         def operation(at: int = at, found: list = operations) -> growth.Operation:
             found.append(table.operation(at))
             return found[-1] or growth.Operation("unknown")
 
-        result = growth.stepped(order, before, after, operation)
+        result = growth.stepped(order, before.fragments, after.fragments, operation)
         if isinstance(result, str):
             if operations and operations[-1] is None:
-                return _by_row_ids(where, seen, table, fragments)
+                return _by_row_ids(where, seen, table, now)
             raise TableChangedError(_changed(where, seen.version, at, result))
-        if next_id is not None:
-            next_id += sum(f.rows for f in after) - sum(f.rows for f in before)
         order, before = result, after
-    return Seen.of(version, fragments, order, next_id)
+    return Seen.of(now, order)
 
 
-def _by_row_ids(
-    where: str, seen: Seen, table: GrowingTable, fragments: Sequence[Fragment]
-) -> Seen:
+def _by_row_ids(where: str, seen: Seen, table: GrowingTable, now: Version) -> Seen:
     """Compare by stable row ids, where the versions in between are gone."""
-    version = table.version
+    version = now.number
     if not table.has_row_ids or seen.next_row_id is None:
         msg = (
             f"{where} was rewritten between version {seen.version}, which was seen, and version "
@@ -167,11 +152,12 @@ def _by_row_ids(
         )
         raise TableChangedError(msg)
     found = table.row_ids()
-    refused = growth.refused_by_row_ids(seen, found.ids, found.created, found.updated)
+    refused = growth.refused_by_row_ids(
+        seen, found.ids, found.created, found.updated, now.next_row_id
+    )
     if refused is not None:
         raise TableChangedError(_changed(where, seen.version, version, refused))
-    next_id = seen.next_row_id + len(found.ids) - seen.rows
-    return Seen.of(version, fragments, growth.by_row_ids(found.ids), next_id)
+    return Seen.of(now, growth.by_row_ids(found.ids))
 
 
 def _changed(where: str, seen: int, version: int, what: str) -> str:

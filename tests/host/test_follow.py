@@ -221,6 +221,40 @@ def test_what_is_no_append_is_refused(
     assert uri in said
 
 
+@pytest.mark.parametrize("undo", ["delete", "restore"])
+@pytest.mark.parametrize("cleanup", [False, True], ids=["", "then cleaned up"])
+def test_rows_that_came_and_went_are_told_whenever_one_looks(
+    producer: Producer, uri: str, undo: str, cleanup: bool
+) -> None:
+    """Between two looks, with the table as before at the second: then, not at the third."""
+    producer.append(10)
+    producer.append(5)
+
+    def run(state: Any) -> Any:
+        follower = follow(uri, rows_per_round=10, **FAST)
+        if state is None:
+            next(follower)
+            return follower.state_dict()
+        follower.load_state_dict(state)
+        with pytest.raises(TableChangedError) as caught:
+            next(follower)
+        return str(caught.value)
+
+    state = run_forked(run, None)
+    producer.append(7)
+    producer.run(undo, **({"where": "i >= 15"} if undo == "delete" else {"version": 2}))
+    if cleanup:
+        producer.run("cleanup")
+    early = run_forked(run, state)
+    producer.append(10)
+    late = run_forked(run, state)
+    for said in (early, late):
+        if not cleanup:
+            assert f"{undo.title()}), between version 2, which was seen, and version 4" in said
+        else:
+            assert "missing" in said or "versions in between were cleaned up" in said
+
+
 def test_merges_with_only_new_rows_are_appends(producer: Producer, uri: str) -> None:
     """merge, update 3 and insert 2, is refused; insert 2 alone is not."""
     producer.append(10)

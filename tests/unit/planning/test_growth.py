@@ -14,6 +14,7 @@ from lance_stream.planning.growth import (
     Fragment,
     Operation,
     Seen,
+    Version,
     appended,
     by_row_ids,
     cut,
@@ -36,7 +37,7 @@ def never() -> Operation:
 
 FRAGMENTS = [fragment(0, 40), fragment(1, 5), fragment(2, 5), fragment(3, 40)]
 ALL = (RowRange(0, 90),)
-SEEN = Seen.of(4, FRAGMENTS, ALL, 90)
+SEEN = Seen.of(Version(4, FRAGMENTS, 3, 90), ALL)
 
 
 class Table:
@@ -110,7 +111,7 @@ def test_rows_are_followed_through_appends_and_compactions(
 
 def test_new_fragments_without_a_gap_are_appends() -> None:
     more = [*FRAGMENTS, fragment(4, 7), fragment(5, 1)]
-    found = appended(SEEN, 9, more)
+    found = appended(SEEN, Version(9, more, 5, 98))
     assert found is not None
     assert (found.version, found.rows, found.last_fragment, found.order) == (
         9,
@@ -120,7 +121,16 @@ def test_new_fragments_without_a_gap_are_appends() -> None:
     )
     assert found.next_row_id == 98
     assert Seen.from_json(json.loads(json.dumps(found.as_json()))) == found
-    assert appended(SEEN, 4, FRAGMENTS) == SEEN
+    assert appended(SEEN, Version(4, FRAGMENTS, 3, 90)) == SEEN
+
+
+def test_a_fragment_that_came_and_went_must_be_looked_at() -> None:
+    """Before the next append and after it; not again when it was looked at."""
+    assert appended(SEEN, Version(6, FRAGMENTS, 4)) is None
+    assert appended(SEEN, Version(7, [*FRAGMENTS, fragment(5, 7)], 5)) is None
+    assert appended(SEEN, Version(7, [*FRAGMENTS, fragment(4, 7)], 5)) is None
+    later = Seen.of(Version(6, FRAGMENTS, 4), ALL)
+    assert appended(later, Version(7, [*FRAGMENTS, fragment(5, 7)], 5)) is not None
 
 
 @pytest.mark.parametrize(
@@ -137,7 +147,8 @@ def test_new_fragments_without_a_gap_are_appends() -> None:
     ids=["fewer", "gap", "deleted ahead", "overlay", "deleted", "other file", "gone"],
 )
 def test_anything_else_must_be_looked_at(changed: list[Fragment]) -> None:
-    assert appended(SEEN, 9, changed) is None
+    last = max(fragment.id for fragment in changed)
+    assert appended(SEEN, Version(9, changed, last)) is None
 
 
 @pytest.mark.parametrize("name", ["Update", "Delete", "Overwrite", "Restore", "unheard of"])
@@ -218,7 +229,7 @@ KNOWN = Seen(5, 5, 3, 2, "", joined([RowRange(0, 5)]), next_row_id=5)
 
 
 def test_row_ids_prove_that_rows_were_only_appended_and_moved() -> None:
-    assert refused_by_row_ids(KNOWN, IDS, MADE, MADE) is None
+    assert refused_by_row_ids(KNOWN, IDS, MADE, MADE, 7) is None
     assert by_row_ids(IDS) == (RowRange(0, 2), RowRange(5, 7), RowRange(2, 5))
     assert by_row_ids(IDS[:0]) == ()
 
@@ -226,17 +237,18 @@ def test_row_ids_prove_that_rows_were_only_appended_and_moved() -> None:
 def test_row_ids_show_what_else_was_done() -> None:
     updated = MADE.copy()
     updated[1] = 6
-    assert refused_by_row_ids(KNOWN, IDS, MADE, updated) == "rows were updated"
+    assert refused_by_row_ids(KNOWN, IDS, MADE, updated, 7) == "rows were updated"
     updated = MADE.copy()
     updated[3] = 8
-    assert refused_by_row_ids(KNOWN, IDS, MADE, updated) == "rows were updated"
-    assert refused_by_row_ids(KNOWN, IDS[1:], MADE[1:], MADE[1:]) == "1 rows were deleted"
+    assert refused_by_row_ids(KNOWN, IDS, MADE, updated, 7) == "rows were updated"
+    assert refused_by_row_ids(KNOWN, IDS[1:], MADE[1:], MADE[1:], 7) == "1 rows were deleted"
     gap = np.delete(IDS, 3), np.delete(MADE, 3)
     missing = "rows that were appended since are missing"
-    assert refused_by_row_ids(KNOWN, *gap, gap[1]) == missing
+    assert refused_by_row_ids(KNOWN, *gap, gap[1], 7) == missing
+    assert refused_by_row_ids(KNOWN, IDS, MADE, MADE, 8) == missing
     unknown = replace(KNOWN, next_row_id=None)
-    assert refused_by_row_ids(unknown, IDS, MADE, MADE) == missing
+    assert refused_by_row_ids(unknown, IDS, MADE, MADE, 7) == missing
     swapped = MADE.copy()
     swapped[[0, 3]] = [7, 1]
     text = "rows are not in the order in which they were appended"
-    assert refused_by_row_ids(KNOWN, IDS, swapped, swapped) == text
+    assert refused_by_row_ids(KNOWN, IDS, swapped, swapped, 7) == text
