@@ -254,6 +254,12 @@ class Follower(Iterator[Round]):
         columns = self._wanted.selection.columns
         if columns is None and state.columns is not None:
             columns = tuple((name, name) for name, _ in state.columns)
+        kinds = {
+            name: kind
+            for (name, kind), (_, sql) in zip(state.columns or (), columns or (), strict=False)
+            if name == sql
+        }
+        selection = self._wanted.selection
         request = Poll(
             uri=self._wanted.uri,
             split=self._wanted.split,
@@ -262,6 +268,8 @@ class Follower(Iterator[Round]):
             parts=parts,
             options=self._wanted.options,
             timeout_s=self._request_timeout_s,
+            fields=tuple((name, kinds.get(name, ""), ids) for name, ids in state.fields.items()),
+            texts=tuple(text for text in (selection.filter, selection.subset_key) if text),
         )
         try:
             found = poll(job_endpoint(), request)
@@ -315,6 +323,7 @@ class Follower(Iterator[Round]):
             seen=json.loads(found.seen),
             identities=known,
             columns=state.columns or found.columns,
+            fields=state.fields or dict(found.fields),
         )
 
     def _moved(self, **changes: Any) -> FollowState:

@@ -15,9 +15,11 @@ it was the last.
 from __future__ import annotations
 
 import hashlib
+import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import field as made
 from itertools import accumulate
 from typing import Any
 
@@ -27,6 +29,7 @@ from numpy.typing import NDArray
 from lance_stream.planning.rows import RowRange
 
 __all__ = [
+    "Column",
     "Fragment",
     "Operation",
     "RowOrder",
@@ -34,13 +37,18 @@ __all__ = [
     "Version",
     "appended",
     "by_row_ids",
+    "changed_column",
     "cut",
     "is_plain",
     "joined",
+    "mentioned",
     "refused_by_row_ids",
     "rows_identity",
     "stepped",
 ]
+
+# What Lance calls a change of columns, of rows that stay.
+_COLUMNS = ("Merge", "Project")
 
 # Live rows of the table, in table order, listed in the order in which they were appended.
 RowOrder = tuple[RowRange, ...]
@@ -84,6 +92,20 @@ class Operation:
 
 
 @dataclass(frozen=True, slots=True)
+class Column:
+    """A column at the top of a table.
+
+    Attributes:
+        kind: Its type; empty if that is not known.
+        ids: Number of its field, and of those in it. Lance gives them to no other column of a
+            version, and a column keeps them when it is renamed, but not when it is retyped.
+    """
+
+    kind: str
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Version:
     """A version of a table, as far as it is looked at.
 
@@ -92,12 +114,14 @@ class Version:
         fragments: In table order.
         last_fragment: Highest number that a fragment of the table ever had; -1 if none was made.
         next_row_id: The stable row id that the next row will get; None without such ids.
+        columns: By name.
     """
 
     number: int
     fragments: Sequence[Fragment]
     last_fragment: int
     next_row_id: int | None = None
+    columns: Mapping[str, Column] = made(default_factory=dict)
 
     @property
     def rows(self) -> int:
@@ -194,6 +218,7 @@ def stepped(
     before: Sequence[Fragment],
     after: Sequence[Fragment],
     operation: Callable[[], Operation],
+    kept: frozenset[int] | None = None,
 ) -> RowOrder | str:
     """Follow the rows from one version to the next.
 
@@ -202,6 +227,7 @@ def stepped(
         before: Its fragments.
         after: Those of the version that follows it.
         operation: Tells what made that version; asked where the fragments do not say it.
+        kept: Numbers of the fields whose values must stay; None: all.
 
     Returns:
         Where the rows are now; or, if rows were changed or removed, what was done.
@@ -213,9 +239,40 @@ def stepped(
     made = operation()
     if made.name == "Rewrite":
         return _moved(order, before, after, made.groups) or "a compaction that lost rows"
-    if _columns_only(before, after):
+    if _columns_only(before, after, kept, rewrites=made.name in _COLUMNS):
         return order
     return made.name
+
+
+def mentioned(names: Iterable[str], texts: Iterable[str]) -> tuple[str, ...]:
+    """The columns that SQL may go by: whose name is a word of it, in whatever case and place.
+
+    That may be one too many (a word in a string), never one too few.
+    """
+    text = "\n".join(texts)
+    return tuple(
+        name
+        for name in names
+        if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text, re.IGNORECASE)
+    )
+
+
+def changed_column(
+    known: Mapping[str, Column], now: Mapping[str, Column]
+) -> tuple[str, str] | None:
+    """What a column was, and what became of it, in words; None: all are what they were."""
+    for name, column in known.items():
+        found = now.get(name)
+        if found is not None and found.ids == column.ids:
+            continue
+        if found is None:
+            what = "was dropped or renamed"
+        elif found.kind != column.kind and column.kind:
+            what = f"is {found.kind}"
+        else:
+            what = f"is another column of that name ({found.kind})"
+        return f"column {name!r} was {column.kind or 'there'}", what
+    return None
 
 
 def by_row_ids(ids: NDArray[np.uint64]) -> RowOrder:
@@ -305,10 +362,19 @@ def joined(ranges: Iterable[RowRange]) -> RowOrder:
     return tuple(found)
 
 
-def rows_identity(fragments: Sequence[Fragment], ranges: Sequence[RowRange]) -> str:
-    """Name the content of live rows by the files that they are in: 32 hex characters."""
+def rows_identity(
+    fragments: Sequence[Fragment],
+    ranges: Sequence[RowRange],
+    columns: Mapping[str, Column] | None = None,
+) -> str:
+    """Name the content of live rows, 32 hex characters: by the files that they are in.
+
+    And by which field of these each column is: names can be given to other columns.
+    """
     stops = list(accumulate(fragment.rows for fragment in fragments))
     hasher = hashlib.blake2b(digest_size=16)
+    fields = sorted((name, column.ids) for name, column in (columns or {}).items())
+    hasher.update(f"{fields}\n".encode())
     for rows in ranges:
         at = bisect_right(stops, rows.start)
         while at < len(fragments) and stops[at] - fragments[at].rows < rows.stop:
@@ -341,15 +407,50 @@ def _extended(order: RowOrder, old_rows: int, new_rows: int) -> RowOrder:
     return joined([*order, RowRange(old_rows, old_rows + new_rows)])
 
 
-def _columns_only(before: Sequence[Fragment], after: Sequence[Fragment]) -> bool:
-    """Whether columns were added or dropped, and no value of another was touched."""
+def _columns_only(
+    before: Sequence[Fragment],
+    after: Sequence[Fragment],
+    kept: frozenset[int] | None,
+    *,
+    rewrites: bool,
+) -> bool:
+    """Whether only columns were added or dropped, and the values of those that are kept stayed.
+
+    Args:
+        before: Fragments of a version.
+        after: Those of the next.
+        kept: Numbers of the fields whose values must stay; None: all.
+        rewrites: Whether files of other columns may be changed too.
+    """
     if len(before) != len(after):
         return False
+
+    def stay(old: Fragment, new: Fragment) -> bool:
+        if kept is not None and _homes(old, kept) != _homes(new, kept):
+            return False
+        # A retyped column has a new field in a new file; its old place is marked as empty.
+        may_differ = rewrites and kept is not None
+        return may_differ or _nested(set(old.files), set(new.files))
+
     return all(
         (old.id, old.rows, old.deletions, old.overlays)
         == (new.id, new.rows, new.deletions, new.overlays)
-        and (set(old.files) <= set(new.files) or set(new.files) <= set(old.files))
+        and stay(old, new)
         for old, new in zip(before, after, strict=True)
+    )
+
+
+def _nested(some: set[Any], others: set[Any]) -> bool:
+    return some <= others or others <= some
+
+
+def _homes(fragment: Fragment, kept: frozenset[int]) -> list[tuple[int, int, str]]:
+    """Where the values of fields are: number, place among the fields of a file, and the file."""
+    return sorted(
+        (field, at, path)
+        for path, fields in fragment.files
+        for at, field in enumerate(fields)
+        if field in kept
     )
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 
 from lance_stream.errors import TableChangedError
 from lance_stream.planning import growth
 from lance_stream.planning.fingerprint import table_identity
-from lance_stream.planning.growth import Seen, Version
+from lance_stream.planning.growth import Column, Seen, Version
 from lance_stream.planning.rows import RowRange
 from lance_stream.planning.types import type_name
 from lance_stream.service.indexing import News
@@ -60,14 +61,16 @@ def look(table: GrowingTable, request: Poll, news: News) -> Polled:
         BaseException: Whatever Lance raises.
     """
     now = table.now()
+    known = {name: Column(kind, ids) for name, kind, ids in request.fields}
     if request.seen:
         before = Seen.from_json(json.loads(request.seen))
-        seen = _since(redact(table.uri), before, table, now, news)
+        seen = _since(redact(table.uri), before, table, now, known, news)
     else:
         seen = _first(table, now)
+    fields = {name: now.columns[name] for name in known or _followed(now, request)}
     complete = all(stop <= seen.rows for _, stop in request.parts)
     parts = [
-        growth.rows_identity(now.fragments, growth.cut(seen.order, start, stop))
+        growth.rows_identity(now.fragments, growth.cut(seen.order, start, stop), fields)
         for start, stop in (request.parts if complete else ())
     ]
     return Polled(
@@ -77,7 +80,15 @@ def look(table: GrowingTable, request: Poll, news: News) -> Polled:
         parts=tuple(parts),
         table_columns=tuple((field.name, type_name(field)) for field in table.schema),
         columns=_selected(table, request),
+        fields=tuple((name, column.ids) for name, column in fields.items()),
     )
+
+
+def _followed(now: Version, request: Poll) -> Sequence[str]:
+    """The columns that rounds go by: the selected ones, and those in expressions and filters."""
+    if request.columns is None:
+        return list(now.columns)
+    return growth.mentioned(now.columns, [*(sql for _, sql in request.columns), *request.texts])
 
 
 def _selected(table: GrowingTable, request: Poll) -> tuple[tuple[str, str], ...]:
@@ -98,7 +109,40 @@ def _first(table: GrowingTable, now: Version) -> Seen:
     return Seen.of(now, growth.joined([RowRange(0, now.rows)]))
 
 
-def _since(where: str, seen: Seen, table: GrowingTable, now: Version, news: News) -> Seen:
+def _since(
+    where: str,
+    seen: Seen,
+    table: GrowingTable,
+    now: Version,
+    known: Mapping[str, Column],
+    news: News,
+) -> Seen:
+    """What is kept of the version at hand, if it was only appended to since one was seen."""
+    found = _grown(where, seen, table, now, known, news)
+    _check_columns(where, seen, now, known)
+    return found
+
+
+def _check_columns(where: str, seen: Seen, now: Version, known: Mapping[str, Column]) -> None:
+    changed = growth.changed_column(known, now.columns)
+    if changed is not None:
+        was, what = changed
+        msg = (
+            f"{where}: {was} up to version {seen.version}, and {what} in version {now.number}: "
+            "follow() goes by the same columns throughout. Give columns=, filter= and "
+            "subset_key= without it, and start without the state"
+        )
+        raise TableChangedError(msg)
+
+
+def _grown(
+    where: str,
+    seen: Seen,
+    table: GrowingTable,
+    now: Version,
+    known: Mapping[str, Column],
+    news: News,
+) -> Seen:
     version = now.number
     if version < seen.version or (version == seen.version and not seen.is_of(now.fragments)):
         msg = (
@@ -119,6 +163,7 @@ def _since(where: str, seen: Seen, table: GrowingTable, now: Version, news: News
         )
         raise TableChangedError(msg)
     order = seen.order
+    kept = frozenset(i for column in known.values() for i in column.ids) if known else None
     for at in range(seen.version + 1, version + 1):
         news("following versions", at - seen.version, version - seen.version)
         after = now if at == version else table.at(at)
@@ -130,11 +175,13 @@ def _since(where: str, seen: Seen, table: GrowingTable, now: Version, news: News
             found.append(table.operation(at))
             return found[-1] or growth.Operation("unknown")
 
-        result = growth.stepped(order, before.fragments, after.fragments, operation)
+        result = growth.stepped(order, before.fragments, after.fragments, operation, kept)
         if isinstance(result, str):
             if operations and operations[-1] is None:
                 return _by_row_ids(where, seen, table, now)
             raise TableChangedError(_changed(where, seen.version, at, result))
+        # In each version: the number of a field that is gone may be given to another.
+        _check_columns(where, seen, after, known)
         order, before = result, after
     return Seen.of(now, order)
 

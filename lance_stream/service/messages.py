@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 # Raised when messages change; part of the name of a process's directory, so versions never meet.
-PROTOCOL = 3
+PROTOCOL = 4
 # Storage options and paths are small; anything larger is not one of ours.
 MAX_FRAME_BYTES = 16 << 20
 _LENGTH = struct.Struct(">I")
@@ -159,6 +159,9 @@ class Poll(msgspec.Struct, frozen=True, tag=True):
         columns: As in ``Plan``.
         seen: What was kept of the version that was looked at last, as JSON; empty: none was.
         parts: First and last row (half-open), in order of appending, of what is to be named.
+        fields: Name, type (empty: unknown) and numbers of the fields of each column that must
+            stay; none: they are to be told.
+        texts: SQL that decides about rows.
     """
 
     uri: str
@@ -168,6 +171,8 @@ class Poll(msgspec.Struct, frozen=True, tag=True):
     parts: tuple[tuple[int, int], ...]
     options: Options
     timeout_s: float
+    fields: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
+    texts: tuple[str, ...] = ()
     # The latest.
     version: None = None
 
@@ -182,6 +187,7 @@ class Polled(msgspec.Struct, frozen=True, tag=True):
         parts: Identity of each part that was asked for; none if not all of their rows are there.
         table_columns: Name and type of each column of the table.
         columns: Name and type of each selected column.
+        fields: Name and numbers of the fields of each column that must stay.
     """
 
     uri: str
@@ -190,6 +196,7 @@ class Polled(msgspec.Struct, frozen=True, tag=True):
     parts: tuple[str, ...]
     table_columns: tuple[tuple[str, str], ...]
     columns: tuple[tuple[str, str], ...]
+    fields: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
 class Pin(msgspec.Struct, frozen=True, tag=True):

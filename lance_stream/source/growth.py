@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from lance_stream.planning.growth import Fragment, Operation, Version
+from lance_stream.planning.growth import Column, Fragment, Operation, Version
+from lance_stream.planning.types import type_name
 from lance_stream.source.failures import FailureKind, classify
 from lance_stream.source.manifest import manifest_numbers
 from lance_stream.source.table import files_of, open_latest
@@ -138,7 +139,17 @@ def _version(dataset: Any) -> Version:
             _MAX_FRAGMENT_ID, max((fragment.id for fragment in fragments), default=-1)
         ),
         next_row_id=numbers.get(_NEXT_ROW_ID, 0) if dataset.has_stable_row_ids else None,
+        columns={
+            arrow.name: Column(type_name(arrow), tuple(_field_ids(field)))
+            for arrow, field in zip(dataset.schema, dataset.lance_schema.fields(), strict=True)
+        },
     )
+
+
+def _field_ids(field: Any) -> Iterator[int]:
+    yield int(field.id())
+    for child in field.children():
+        yield from _field_ids(child)
 
 
 def _fragment(metadata: Any) -> Fragment:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -347,6 +348,111 @@ def test_columns_may_come_and_go_but_for_those_that_are_followed(
         run_forked(more, state)
     names, _ = run_forked(run, only_i, ["i"])
     assert names == ["i"]
+
+
+def swap(producer: Producer, away: str) -> None:
+    """Another column of the same type takes the place of ``x``."""
+    producer.run("add_column", name="y")
+    if away == "drop":
+        producer.run("drop_column", name="x")
+    else:
+        producer.run("rename", name="x", to="z")
+    producer.run("rename", name="y", to="x")
+
+
+@pytest.mark.parametrize(
+    ("options", "column"),
+    [
+        ({}, "x"),
+        ({"columns": ["i", "x"]}, "x"),
+        ({"columns": {"i": "i", "twice": "x * 2"}}, "x"),
+        ({"columns": ["i"], "filter": "x >= 0"}, "x"),
+    ],
+    ids=["all", "named", "expression", "filter"],
+)
+@pytest.mark.parametrize("away", ["drop", "rename"])
+@pytest.mark.parametrize("gone", [False, True], ids=["replaced", "gone"])
+def test_a_column_whose_name_is_anothers_is_refused(
+    plain: Producer, uri: str, options: dict[str, Any], column: str, away: str, gone: bool
+) -> None:
+    """While a state that knows no fields goes on."""
+    plain.append(20)
+
+    def run(state: Any) -> Any:
+        follower = follow(uri, rows_per_round=10, **options, **FAST)
+        if state is None:
+            next(follower)
+            return follower.state_dict()
+        follower.load_state_dict(state)
+        with pytest.raises(TableChangedError) as caught:
+            next(follower)
+        return str(caught.value)
+
+    state = run_forked(run, None)
+    if gone:
+        plain.run("drop_column", name=column)
+    else:
+        swap(plain, away)
+    said = run_forked(run, state)
+    what = "was dropped or renamed" if gone else ""
+    assert re.search(rf"column '{column}' was (double|there) up to version 1, and {what}", said)
+    if gone:
+        return
+
+    def old() -> Any:
+        follower = follow(uri, rows_per_round=10, **options, **FAST)
+        follower.load_state_dict({key: state[key] for key in state if key != "fields"})
+        next(follower)
+        return follower.state_dict()["fields"] != state["fields"]
+
+    assert run_forked(old)
+
+
+def test_a_swapped_column_is_not_taken_from_the_cache_of_another(
+    plain: Producer, uri: str
+) -> None:
+    """By a follower without a state, with files of the same names in the same directory."""
+    plain.append(10)
+    plain.run("add_column", name="y")
+
+    def run() -> Any:
+        each = next(follow(uri, rows_per_round=10, columns=["i", "x"], **FAST))
+        data = LanceStreamingDataset(streams=[each.stream(f"{uri}.cache")], batch_size=5, **ORDER)
+        return [float(row["x"]) for row in data]
+
+    assert run_forked(run) == [float(i) for i in range(10)]
+    plain.run("rename", name="x", to="z")
+    plain.run("rename", name="y", to="x")
+    assert run_forked(run) == [2.0 * i for i in range(10)]
+
+
+@pytest.mark.parametrize("stable", [False, True], ids=["addresses", "stable ids"])
+def test_a_column_that_is_not_selected_may_be_retyped(uri: str, stable: bool) -> None:
+    """And the table compacted after that."""
+
+    def run(state: Any, column: str) -> Any:
+        follower = follow(uri, rows_per_round=10, columns=[column], **FAST)
+        if state is None:
+            next(follower)
+            return follower.state_dict()
+        follower.load_state_dict(state)
+        try:
+            stream = next(follower).stream()
+            data = LanceStreamingDataset(streams=[stream], batch_size=5, shuffle=False, **ORDER)
+            return [int(row[column]) for row in data]
+        except TableChangedError as error:
+            return str(error)
+
+    with Producer(uri, stable_row_ids=stable) as producer:
+        producer.append(10)
+        producer.append(10)
+        i, x = run_forked(run, None, "i"), run_forked(run, None, "x")
+        producer.run("retype", name="x")
+        producer.compact()
+        assert run_forked(run, i, "i") == list(range(10))
+        assert "column 'x' was double up to version 2, and is float in v" in run_forked(
+            run, x, "x"
+        )
 
 
 def test_waits_for_a_table_that_is_not_there_or_empty(uri: str) -> None:

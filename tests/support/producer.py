@@ -132,6 +132,8 @@ def main() -> None:
             table.drop_columns([a["name"]])
         elif op == "retype":
             table.alter_columns({"path": a["name"], "data_type": pa.float32()})
+        elif op == "rename":
+            table.alter_columns({"path": a["name"], "name": a["to"]})
         elif op == "index":
             table.create_scalar_index("i", "BTREE")
         elif op == "cleanup":

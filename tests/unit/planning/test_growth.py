@@ -11,15 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lance_stream.planning.growth import (
+    Column,
     Fragment,
     Operation,
     Seen,
     Version,
     appended,
     by_row_ids,
+    changed_column,
     cut,
     is_plain,
     joined,
+    mentioned,
     refused_by_row_ids,
     rows_identity,
     stepped,
@@ -193,6 +196,46 @@ def test_columns_may_be_added_and_dropped_but_not_changed() -> None:
     assert stepped(ALL, old, old, never) == ALL
 
 
+def test_a_column_that_is_not_kept_may_be_rewritten() -> None:
+    """As by a change of its type: its old place is marked, the new one is in a new file."""
+    old = FRAGMENTS[:1]
+    retyped = [replace(old[0], files=(("0.lance", (0, -2)), ("more.lance", (2,))))]
+    only, both = frozenset({0}), frozenset({0, 1})
+    assert stepped(ALL, old, retyped, lambda: Operation("Merge"), only) == ALL
+    assert stepped(ALL, old, retyped, lambda: Operation("Merge"), both) == "Merge"
+    assert stepped(ALL, old, retyped, lambda: Operation("Update"), only) == "Update"
+    moved = [replace(old[0], files=(("other.lance", (0, 1)),))]
+    assert stepped(ALL, old, moved, lambda: Operation("Merge"), only) == "Merge"
+    # Nulls that were in no file, and now are values.
+    filled = [replace(old[0], files=(*old[0].files, ("more.lance", (7,))))]
+    assert stepped(ALL, old, filled, lambda: Operation("Merge"), frozenset({0, 7})) == "Merge"
+
+
+def test_a_column_is_known_by_its_fields() -> None:
+    known = {"v": Column("double", (1,)), "s": Column("", (2, 3))}
+    assert changed_column(known, {**known, "w": Column("int64", (4,))}) is None
+    for changes, says in (
+        ({"v": Column("double", (4,))}, ("double", "is another column of that name (double)")),
+        ({"v": Column("float", (4,))}, ("double", "is float")),
+        ({"s": Column("struct", (2, 4))}, ("there", "is another column of that name (struct)")),
+    ):
+        (name,) = changes
+        was, what = says
+        found = changed_column(known, {**known, **changes})
+        assert found == (f"column {name!r} was {was}", what)
+    assert changed_column(known, {"s": known["s"]}) == (
+        "column 'v' was double",
+        "was dropped or renamed",
+    )
+
+
+def test_columns_that_sql_goes_by() -> None:
+    names = ["v", "a b", "Kind", "s", "ü", "val", "a.b"]
+    texts = ["v * 2 > val1", "`a b` + s.x", "kind = 'ü'"]
+    assert mentioned(names, texts) == ("v", "a b", "Kind", "s", "ü")
+    assert mentioned(names, []) == ()
+
+
 def test_a_plain_table() -> None:
     assert is_plain(FRAGMENTS)
     assert is_plain([])
@@ -209,7 +252,9 @@ def test_rows_are_named_by_their_files_and_places() -> None:
         rows_identity([*FRAGMENTS[:3], fragment(3, 40, "x")], [RowRange(42, 60)]),
         rows_identity(FRAGMENTS, [RowRange(50, 60), RowRange(42, 50)]),
     ]
-    assert len({base, *others}) == 5
+    columns = [{"v": Column("int64", (1,))}, {"v": Column("int64", (2,))}]
+    others += [rows_identity(FRAGMENTS, [RowRange(42, 60)], each) for each in columns]
+    assert len({base, *others}) == 7
 
 
 def test_cut_is_checked() -> None:
