@@ -455,6 +455,26 @@ def test_a_column_that_is_not_selected_may_be_retyped(uri: str, stable: bool) ->
         )
 
 
+def test_the_first_rows_of_a_table_put_the_timeout_off(uri: str) -> None:
+    """It counts from the last new row: here 2 s before the one that is waited for."""
+
+    def run() -> Any:
+        with Producer(uri) as producer:
+
+            def produce() -> None:
+                for _ in range(2):
+                    time.sleep(2)
+                    producer.append(1)
+
+            thread = threading.Thread(target=produce)
+            thread.start()
+            each = next(follow(uri, rows_per_round=2, poll_seconds=0.05, timeout=3.5))
+            thread.join()
+            return list(each.rows)
+
+    assert run_forked(run) == [0, 2]
+
+
 def test_waits_for_a_table_that_is_not_there_or_empty(uri: str) -> None:
     """And says so; only what is committed counts."""
 
@@ -575,6 +595,14 @@ def test_a_round_without_a_selected_row_is_told(plain: Producer, uri: str) -> No
         each = next(follow(uri, rows_per_round=5, filter="i > 7", **FAST))
         with pytest.raises(EmptyStreamError, match=r"no row of \[0, 5\)"):
             rows_of(each.stream())
+        # As docs/online.md says: go on with the next round.
+        found = []
+        for each in rounds(follow(uri, rows_per_round=5, filter="i > 7", **FAST)):
+            try:
+                found.append(rows_of(each.stream()))
+            except EmptyStreamError:
+                continue
+        assert found == [[8, 9]]
 
     run_forked(run)
 
@@ -627,7 +655,12 @@ def test_arguments_and_states_are_checked(uri: str) -> None:
             ({"rows_per_round": 4, "window_rounds": 0}, "window_rounds=0"),
             ({"rows_per_round": 4, "start": -1}, "start=-1"),
             ({"rows_per_round": 4, "poll_seconds": 0}, "poll_seconds=0"),
+            ({"rows_per_round": 4, "poll_seconds": "1"}, "poll_seconds='1' must be a number"),
+            ({"rows_per_round": 4, "poll_seconds": float("inf")}, "poll_seconds=inf"),
             ({"rows_per_round": 4, "timeout": -1}, "timeout=-1"),
+            ({"rows_per_round": 4, "timeout": "3"}, "timeout='3' must be a number"),
+            ({"rows_per_round": 4, "timeout": float("nan")}, "timeout=nan"),
+            ({"rows_per_round": 4, "stop": True}, "stop=True must be a threading.Event"),
             ({"rows_per_round": 4, "version": 3}, "version=3 cannot be given to follow"),
             ({"rows_per_round": 4, "limit": 3}, "limit=3 cannot be given to follow"),
             ({"rows_per_round": 4, "subset": (0, 0.5)}, "give follow.. a subset_key="),
@@ -635,6 +668,10 @@ def test_arguments_and_states_are_checked(uri: str) -> None:
         ):
             with pytest.raises(PlanError, match=says):
                 follow(uri, **arguments)
+        for name in ("colums", "remote"):
+            unknown: dict[str, Any] = {name: "i"}
+            with pytest.raises(TypeError, match=rf"^follow.. got an unexpected .* '{name}'"):
+                follow(uri, rows_per_round=4, **unknown)
         state = follow(uri, rows_per_round=4).state_dict()
         assert state["round"] == 0
         follow(uri, rows_per_round=4).load_state_dict(state)
