@@ -22,7 +22,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Suites that take minutes: every fifth of their tests is in `make test`, the others are in
+# Suites that take minutes: every seventh of their tests is in `make test`, the others are in
 # `make test-slow`.
 _LONG = (
     "host/test_batched.py",
@@ -55,7 +55,7 @@ _LONG = (
     "stores/test_s3.py",
     "test_examples.py",
 )
-_ONE_OF = 5
+_ONE_OF = 7
 
 
 @pytest.hookimpl(tryfirst=True)

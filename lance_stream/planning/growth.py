@@ -47,6 +47,7 @@ __all__ = [
     "stepped",
 ]
 
+_STRINGS = re.compile(r"""(`[^`]*`|"[^"]*")|'[^']*'""")
 # What Lance calls a change of columns, of rows that stay.
 _COLUMNS = ("Merge", "Project")
 
@@ -247,9 +248,10 @@ def stepped(
 def mentioned(names: Iterable[str], texts: Iterable[str]) -> tuple[str, ...]:
     """The columns that SQL may go by: whose name is a word of it, in whatever case and place.
 
-    That may be one too many (a word in a string), never one too few.
+    That may be one too many, never one too few.
     """
-    text = "\n".join(texts)
+    # Strings are no names; a quote in a quoted name begins no string.
+    text = "\n".join(_STRINGS.sub(lambda found: found[1] or " ", each) for each in texts)
     return tuple(
         name
         for name in names

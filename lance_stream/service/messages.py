@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 # Raised when messages change; part of the name of a process's directory, so versions never meet.
-PROTOCOL = 4
+PROTOCOL = 5
 # Storage options and paths are small; anything larger is not one of ours.
 MAX_FRAME_BYTES = 16 << 20
 _LENGTH = struct.Struct(">I")

@@ -475,6 +475,50 @@ def test_the_first_rows_of_a_table_put_the_timeout_off(uri: str) -> None:
     assert run_forked(run) == [0, 2]
 
 
+@pytest.mark.parametrize(
+    ("op", "arguments", "says"),
+    [
+        # It has the name and the type of the old one.
+        ("swap", {"columns": ["x"]}, "column 'x' was double up to version 1, and was dropped"),
+        ("swap", {"columns": {"w": "x * 2"}}, "column 'x' was there up to version 1, and was"),
+        ("drop", {"columns": {"w": "x * 2"}}, "column 'x' was there .* was dropped or renamed"),
+        ("drop", {"columns": ["i"], "filter": "x >= 0"}, "column 'x' was there .* was dropped"),
+        ("drop", {"columns": ["i"], "filter": "i >= 0 OR 'x' = 'y'"}, ""),
+        ("retype", {"columns": {"w": "i * 2"}}, ""),
+    ],
+)
+def test_a_column_that_is_used_stays_what_it_was(
+    plain: Producer, uri: str, op: str, arguments: dict[str, Any], says: str
+) -> None:
+    """In expressions and filters too, and where another took its name."""
+    plain.append(10)
+
+    def run(state: Any) -> Any:
+        follower = follow(uri, rows_per_round=10, **arguments, **FAST)
+        if state is not None:
+            follower.load_state_dict(state)
+        try:
+            next(follower)
+        except NoNewDataError:
+            return ""
+        except TableChangedError as error:
+            return str(error)
+        return json.loads(json.dumps(follower.state_dict()))
+
+    state = run_forked(run, None)
+    if op == "swap":
+        plain.run("add_column", name="w")
+        plain.run("drop_column", name="x")
+        plain.run("rename", name="w", to="x")
+    else:
+        plain.run("drop_column" if op == "drop" else op, name="x")
+    said = run_forked(run, state)
+    if says:
+        assert re.search(says, said), said
+    else:
+        assert isinstance(said, dict), said
+
+
 def test_waits_for_a_table_that_is_not_there_or_empty(uri: str) -> None:
     """And says so; only what is committed counts."""
 

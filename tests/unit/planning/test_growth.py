@@ -230,10 +230,11 @@ def test_a_column_is_known_by_its_fields() -> None:
 
 
 def test_columns_that_sql_goes_by() -> None:
-    names = ["v", "a b", "Kind", "s", "ü", "val", "a.b"]
-    texts = ["v * 2 > val1", "`a b` + s.x", "kind = 'ü'"]
-    assert mentioned(names, texts) == ("v", "a b", "Kind", "s", "ü")
+    names = ["v", "a b", "Kind", "s", "ü", "val", "a.b", "it's", "t"]
+    texts = ["v * 2 > val1", "`a b` + s.x", "kind = 'val''t' OR `it's` = ü OR \"ü\" = 'val'"]
+    assert mentioned(names, texts) == ("v", "a b", "Kind", "s", "ü", "it's")
     assert mentioned(names, []) == ()
+    assert mentioned(["v", "s"], ["x = 'v", "s > 1"]) == ("v", "s")
 
 
 def test_a_plain_table() -> None:

@@ -111,7 +111,7 @@ def test_the_protocol_is_raised_with_the_messages() -> None:
     # while a download process runs. Where the digest changes, PROTOCOL must change with it.
     messages = (m.Options, m.Window, *m.FromClient.__args__, *m.FromServer.__args__)
     fields = {cls.__name__: cls.__struct_fields__ for cls in messages}
-    assert (m.PROTOCOL, digest(fields, 8)) == (4, "fd90b635")
+    assert (m.PROTOCOL, digest(fields, 8)) == (5, "fd90b635")
 
 
 def test_messages_are_immutable() -> None:
