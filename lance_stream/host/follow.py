@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
+import math
 import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from dataclasses import field as made
+from numbers import Real
 from typing import Any, Protocol
 
 from streaming.base.world import World
@@ -45,6 +48,9 @@ _REFUSED = {
     "index": "each round has an index of its own",
     "limit": "rows_per_round says how many rows a round has",
 }
+
+
+_ARGUMENTS = frozenset(inspect.signature(LanceStream).parameters) - {"remote"}
 
 
 class Stop(Protocol):
@@ -106,6 +112,9 @@ class Follower(Iterator[Round]):
         arguments: dict[str, Any],
     ) -> None:
         """Check the arguments; the table is looked at when the first round is asked for."""
+        for name in arguments:
+            if name not in _ARGUMENTS:
+                raise TypeError(f"follow() got an unexpected keyword argument {name!r}")
         for name, why in _REFUSED.items():
             if arguments.get(name) is not None:
                 raise PlanError(f"{name}={arguments[name]!r} cannot be given to follow(): {why}")
@@ -115,10 +124,15 @@ class Follower(Iterator[Round]):
                 "a subset_key="
             )
             raise PlanError(msg)
-        if not poll_seconds > 0:
-            raise PlanError(f"poll_seconds={poll_seconds!r} must be more than 0")
-        if timeout is not None and not timeout >= 0:
+        if not _is_number(poll_seconds) or not 0 < poll_seconds < math.inf:
+            msg = f"poll_seconds={poll_seconds!r} must be a number of seconds, more than 0"
+            raise PlanError(msg)
+        if timeout is not None and not (_is_number(timeout) and timeout >= 0):
             raise PlanError(f"timeout={timeout!r} must be a number of seconds, or None")
+        if stop is not None and not all(
+            callable(getattr(stop, name, None)) for name in ("is_set", "wait")
+        ):
+            raise PlanError(f"stop={stop!r} must be a threading.Event, or None")
         stream = LanceStream(uri, **arguments)
         self._wanted = stream.wanted
         self._rounds = rounds
@@ -254,15 +268,22 @@ class Follower(Iterator[Round]):
         columns = self._wanted.selection.columns
         if columns is None and state.columns is not None:
             columns = tuple((name, name) for name, _ in state.columns)
+        kinds = {
+            name: kind
+            for (name, kind), (_, sql) in zip(state.columns or (), columns or (), strict=False)
+            if name == sql
+        }
+        selection = self._wanted.selection
         request = Poll(
             uri=self._wanted.uri,
             split=self._wanted.split,
             columns=columns,
-            filter=self._wanted.selection.filter,
             seen="" if state.seen is None else json.dumps(state.seen),
             parts=parts,
             options=self._wanted.options,
             timeout_s=self._request_timeout_s,
+            fields=tuple((name, kinds.get(name, ""), ids) for name, ids in state.fields.items()),
+            texts=tuple(text for text in (selection.filter, selection.subset_key) if text),
         )
         try:
             found = poll(job_endpoint(), request)
@@ -289,15 +310,10 @@ class Follower(Iterator[Round]):
                 msg = f"columns: there is no column {missing[0]!r}; the table has {names}"
                 raise PlanError(msg)
             return
-        seen = self._state.seen or {}
-        before, fields = seen.get("version"), seen.get("fields") or {}
-        fields_now = json.loads(found.seen)["fields"]
+        before = (self._state.seen or {}).get("version")
         for name, kind in self._state.columns:
-            replaced = name in fields and fields_now.get(name) != fields[name]
-            if now.get(name) != kind or replaced:
-                what = "is another column of that name"
-                if now.get(name) != kind:
-                    what = "was dropped" if name not in now else f"is {now[name]}"
+            if now.get(name) != kind:
+                what = "was dropped" if name not in now else f"is {now[name]}"
                 msg = (
                     f"{self._name}: column {name!r} was {kind} up to version {before}, and {what} "
                     f"in version {version}: follow() streams the same columns throughout. "
@@ -321,6 +337,7 @@ class Follower(Iterator[Round]):
             seen=json.loads(found.seen),
             identities=known,
             columns=state.columns or found.columns,
+            fields=state.fields or dict(found.fields),
         )
 
     def _moved(self, **changes: Any) -> FollowState:
@@ -394,6 +411,7 @@ def follow(
 
     Raises:
         PlanError: An argument is wrong: names it.
+        TypeError: There is no such argument.
     """
     return Follower(
         uri,
@@ -403,6 +421,10 @@ def follow(
         stop=stop,
         arguments=arguments,
     )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _lacks(name: str, number: int, needed: int, has: int) -> str:

@@ -7,7 +7,9 @@ fragments that a compaction names, or by stable row ids.
 
 Fragments are numbered in the order of their making, never twice. So a version whose fragments are
 those of an earlier one, followed by new ones numbered without a gap and without deletions, has
-been appended to and nothing else, however many versions lie between.
+been appended to and nothing else, however many versions lie between. The table keeps the highest
+number that any fragment ever had: one that was appended and is gone again leaves a gap, also if
+it was the last.
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ from __future__ import annotations
 import hashlib
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import field as made
 from itertools import accumulate
 from typing import Any
 
@@ -26,20 +29,27 @@ from numpy.typing import NDArray
 from lance_stream.planning.rows import RowRange
 
 __all__ = [
+    "Column",
     "Fragment",
     "Operation",
     "RowOrder",
     "Seen",
+    "Version",
     "appended",
     "by_row_ids",
+    "changed_column",
     "cut",
     "is_plain",
     "joined",
-    "named_in",
+    "mentioned",
     "refused_by_row_ids",
     "rows_identity",
     "stepped",
 ]
+
+_STRINGS = re.compile(r"""(`[^`]*`|"[^"]*")|'[^']*'""")
+# What Lance calls a change of columns, of rows that stay.
+_COLUMNS = ("Merge", "Project")
 
 # Live rows of the table, in table order, listed in the order in which they were appended.
 RowOrder = tuple[RowRange, ...]
@@ -83,6 +93,44 @@ class Operation:
 
 
 @dataclass(frozen=True, slots=True)
+class Column:
+    """A column at the top of a table.
+
+    Attributes:
+        kind: Its type; empty if that is not known.
+        ids: Number of its field, and of those in it. Lance gives them to no other column of a
+            version, and a column keeps them when it is renamed, but not when it is retyped.
+    """
+
+    kind: str
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A version of a table, as far as it is looked at.
+
+    Attributes:
+        number: Its number.
+        fragments: In table order.
+        last_fragment: Highest number that a fragment of the table ever had; -1 if none was made.
+        next_row_id: The stable row id that the next row will get; None without such ids.
+        columns: By name.
+    """
+
+    number: int
+    fragments: Sequence[Fragment]
+    last_fragment: int
+    next_row_id: int | None = None
+    columns: Mapping[str, Column] = made(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        """Live rows."""
+        return sum(fragment.rows for fragment in self.fragments)
+
+
+@dataclass(frozen=True, slots=True)
 class Seen:
     """What is kept of a version that was looked at, to compare a later one with.
 
@@ -90,12 +138,10 @@ class Seen:
         version: Its number.
         rows: Live rows.
         num_fragments: How many.
-        last_fragment: Highest number of a fragment; -1 without any.
+        last_fragment: Highest number that a fragment of the table ever had; -1 if none was made.
         digest: Of the fragments.
         order: Where the rows are, in the order of appending.
         next_row_id: The stable row id that the next row will get; None without such ids.
-        fields: What Lance calls the columns that are used, by name. The highest number may be
-            given again once its column is dropped. None in states from before they were kept.
     """
 
     version: int
@@ -105,25 +151,18 @@ class Seen:
     digest: str
     order: RowOrder
     next_row_id: int | None = None
-    fields: dict[str, int] | None = None
 
     @classmethod
-    def of(
-        cls,
-        version: int,
-        fragments: Sequence[Fragment],
-        order: RowOrder,
-        next_row_id: int | None,
-    ) -> Seen:
+    def of(cls, version: Version, order: RowOrder) -> Seen:
         """What is kept of a version."""
         return cls(
-            version=version,
-            rows=sum(fragment.rows for fragment in fragments),
-            num_fragments=len(fragments),
-            last_fragment=max((fragment.id for fragment in fragments), default=-1),
-            digest=_digest(fragments),
+            version=version.number,
+            rows=version.rows,
+            num_fragments=len(version.fragments),
+            last_fragment=version.last_fragment,
+            digest=_digest(version.fragments),
             order=order,
-            next_row_id=next_row_id,
+            next_row_id=version.next_row_id,
         )
 
     def is_of(self, fragments: Sequence[Fragment]) -> bool:
@@ -140,13 +179,12 @@ class Seen:
             "digest": self.digest,
             "order": [[part.start, part.stop] for part in self.order],
             "next_row_id": self.next_row_id,
-            "fields": self.fields,
         }
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Seen:
         """The inverse of ``as_json``; KeyError, TypeError or ValueError for anything else."""
-        next_row_id, fields = value["next_row_id"], value.get("fields")
+        next_row_id = value["next_row_id"]
         return cls(
             version=int(value["version"]),
             rows=int(value["rows"]),
@@ -155,14 +193,7 @@ class Seen:
             digest=str(value["digest"]),
             order=tuple(RowRange(int(start), int(stop)) for start, stop in value["order"]),
             next_row_id=None if next_row_id is None else int(next_row_id),
-            fields=None if fields is None else {str(k): int(v) for k, v in fields.items()},
         )
-
-
-def named_in(sql: str, columns: Iterable[str]) -> set[str]:
-    """Those of some columns that an SQL expression may use: whose names are words of it."""
-    code = re.sub(r"'[^']*'", " ", sql)
-    return {name for name in columns if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", code)}
 
 
 def is_plain(fragments: Sequence[Fragment]) -> bool:
@@ -171,14 +202,16 @@ def is_plain(fragments: Sequence[Fragment]) -> bool:
     return numbered and all(fragment.is_untouched for fragment in fragments)
 
 
-def appended(seen: Seen, version: int, fragments: Sequence[Fragment]) -> Seen | None:
+def appended(seen: Seen, version: Version) -> Seen | None:
     """What is kept of a later version if it was appended to and nothing else; else None."""
-    old, new = fragments[: seen.num_fragments], fragments[seen.num_fragments :]
+    old, new = version.fragments[: seen.num_fragments], version.fragments[seen.num_fragments :]
     if not seen.is_of(old) or not _follow(seen.last_fragment, new):
         return None
+    if version.last_fragment != seen.last_fragment + len(new):
+        # Fragments came and went.
+        return None
     rows = sum(fragment.rows for fragment in new)
-    ids = None if seen.next_row_id is None else seen.next_row_id + rows
-    return Seen.of(version, fragments, _extended(seen.order, seen.rows, rows), ids)
+    return Seen.of(version, _extended(seen.order, seen.rows, rows))
 
 
 def stepped(
@@ -186,6 +219,7 @@ def stepped(
     before: Sequence[Fragment],
     after: Sequence[Fragment],
     operation: Callable[[], Operation],
+    kept: frozenset[int] | None = None,
 ) -> RowOrder | str:
     """Follow the rows from one version to the next.
 
@@ -194,6 +228,7 @@ def stepped(
         before: Its fragments.
         after: Those of the version that follows it.
         operation: Tells what made that version; asked where the fragments do not say it.
+        kept: Numbers of the fields whose values must stay; None: all.
 
     Returns:
         Where the rows are now; or, if rows were changed or removed, what was done.
@@ -205,9 +240,41 @@ def stepped(
     made = operation()
     if made.name == "Rewrite":
         return _moved(order, before, after, made.groups) or "a compaction that lost rows"
-    if _columns_only(before, after):
+    if _columns_only(before, after, kept, rewrites=made.name in _COLUMNS):
         return order
     return made.name
+
+
+def mentioned(names: Iterable[str], texts: Iterable[str]) -> tuple[str, ...]:
+    """The columns that SQL may go by: whose name is a word of it, in whatever case and place.
+
+    That may be one too many, never one too few.
+    """
+    # Strings are no names; a quote in a quoted name begins no string.
+    text = "\n".join(_STRINGS.sub(lambda found: found[1] or " ", each) for each in texts)
+    return tuple(
+        name
+        for name in names
+        if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text, re.IGNORECASE)
+    )
+
+
+def changed_column(
+    known: Mapping[str, Column], now: Mapping[str, Column]
+) -> tuple[str, str] | None:
+    """What a column was, and what became of it, in words; None: all are what they were."""
+    for name, column in known.items():
+        found = now.get(name)
+        if found is not None and found.ids == column.ids:
+            continue
+        if found is None:
+            what = "was dropped or renamed"
+        elif found.kind != column.kind and column.kind:
+            what = f"is {found.kind}"
+        else:
+            what = f"is another column of that name ({found.kind})"
+        return f"column {name!r} was {column.kind or 'there'}", what
+    return None
 
 
 def by_row_ids(ids: NDArray[np.uint64]) -> RowOrder:
@@ -230,6 +297,7 @@ def refused_by_row_ids(
     ids: NDArray[np.uint64],
     created: NDArray[np.uint64],
     updated: NDArray[np.uint64],
+    next_row_id: int | None,
 ) -> str | None:
     """Whether stable row ids show that rows were changed or removed since a version was seen.
 
@@ -238,6 +306,7 @@ def refused_by_row_ids(
         ids: uint64 array (live rows,), in table order.
         created: Version in which each row was appended; same shape.
         updated: Version in which each row was changed last; same shape.
+        next_row_id: The id that the next row will get.
 
     Returns:
         What was done, or None: the table was only appended to.
@@ -255,7 +324,11 @@ def refused_by_row_ids(
         return "rows were updated"
     first = seen.next_row_id
     new = ids[order][seen.rows :].astype(np.int64)
-    if first is None or not np.array_equal(new, first + np.arange(len(new))):
+    if (
+        first is None
+        or next_row_id != first + len(new)
+        or not np.array_equal(new, first + np.arange(len(new)))
+    ):
         return "rows that were appended since are missing"
     return None
 
@@ -291,10 +364,19 @@ def joined(ranges: Iterable[RowRange]) -> RowOrder:
     return tuple(found)
 
 
-def rows_identity(fragments: Sequence[Fragment], ranges: Sequence[RowRange]) -> str:
-    """Name the content of live rows by the files that they are in: 32 hex characters."""
+def rows_identity(
+    fragments: Sequence[Fragment],
+    ranges: Sequence[RowRange],
+    columns: Mapping[str, Column] | None = None,
+) -> str:
+    """Name the content of live rows, 32 hex characters: by the files that they are in.
+
+    And by which field of these each column is: names can be given to other columns.
+    """
     stops = list(accumulate(fragment.rows for fragment in fragments))
     hasher = hashlib.blake2b(digest_size=16)
+    fields = sorted((name, column.ids) for name, column in (columns or {}).items())
+    hasher.update(f"{fields}\n".encode())
     for rows in ranges:
         at = bisect_right(stops, rows.start)
         while at < len(fragments) and stops[at] - fragments[at].rows < rows.stop:
@@ -327,15 +409,50 @@ def _extended(order: RowOrder, old_rows: int, new_rows: int) -> RowOrder:
     return joined([*order, RowRange(old_rows, old_rows + new_rows)])
 
 
-def _columns_only(before: Sequence[Fragment], after: Sequence[Fragment]) -> bool:
-    """Whether columns were added or dropped, and no value of another was touched."""
+def _columns_only(
+    before: Sequence[Fragment],
+    after: Sequence[Fragment],
+    kept: frozenset[int] | None,
+    *,
+    rewrites: bool,
+) -> bool:
+    """Whether only columns were added or dropped, and the values of those that are kept stayed.
+
+    Args:
+        before: Fragments of a version.
+        after: Those of the next.
+        kept: Numbers of the fields whose values must stay; None: all.
+        rewrites: Whether files of other columns may be changed too.
+    """
     if len(before) != len(after):
         return False
+
+    def stay(old: Fragment, new: Fragment) -> bool:
+        if kept is not None and _homes(old, kept) != _homes(new, kept):
+            return False
+        # A retyped column has a new field in a new file; its old place is marked as empty.
+        may_differ = rewrites and kept is not None
+        return may_differ or _nested(set(old.files), set(new.files))
+
     return all(
         (old.id, old.rows, old.deletions, old.overlays)
         == (new.id, new.rows, new.deletions, new.overlays)
-        and (set(old.files) <= set(new.files) or set(new.files) <= set(old.files))
+        and stay(old, new)
         for old, new in zip(before, after, strict=True)
+    )
+
+
+def _nested(some: set[Any], others: set[Any]) -> bool:
+    return some <= others or others <= some
+
+
+def _homes(fragment: Fragment, kept: frozenset[int]) -> list[tuple[int, int, str]]:
+    """Where the values of fields are: number, place among the fields of a file, and the file."""
+    return sorted(
+        (field, at, path)
+        for path, fields in fragment.files
+        for at, field in enumerate(fields)
+        if field in kept
     )
 
 

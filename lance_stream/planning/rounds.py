@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from dataclasses import field as made
 from typing import Any
 
 from lance_stream.errors import PlanError, StateMismatchError
@@ -64,6 +65,8 @@ class FollowState:
         seen: What was kept of the version that was looked at last, as JSON values, or None.
         identities: Of the parts of the window, by their first row.
         columns: Name and type of each selected column; None while the table was not seen.
+        fields: Numbers of the fields of each column that rounds go by, filters included; none
+            while the table was not seen, and in the states of old.
     """
 
     uri: str
@@ -72,6 +75,7 @@ class FollowState:
     seen: dict[str, Any] | None
     identities: dict[int, str]
     columns: tuple[tuple[str, str], ...] | None
+    fields: dict[str, tuple[int, ...]] = made(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """The state as JSON values."""
@@ -85,6 +89,7 @@ class FollowState:
             "seen": self.seen,
             "parts": [[start, identity] for start, identity in sorted(self.identities.items())],
             "columns": None if self.columns is None else [list(pair) for pair in self.columns],
+            "fields": {name: list(ids) for name, ids in self.fields.items()},
         }
 
     @classmethod
@@ -98,7 +103,7 @@ class FollowState:
             if value["format"] != _FORMAT:
                 msg = f"the state has format {value['format']}, this lance_stream reads {_FORMAT}"
                 raise StateMismatchError(msg)
-            columns = value["columns"]
+            columns, fields = value["columns"], value.get("fields", {})
             return cls(
                 uri=str(value["uri"]),
                 rounds=Rounds(value["rows_per_round"], value["window_rounds"], value["start"]),
@@ -106,8 +111,9 @@ class FollowState:
                 seen=value["seen"],
                 identities={int(start): str(identity) for start, identity in value["parts"]},
                 columns=None if columns is None else tuple((str(n), str(t)) for n, t in columns),
+                fields={str(n): tuple(map(int, ids)) for n, ids in fields.items()},
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             if isinstance(error, StateMismatchError):
                 raise
             msg = f"this is not a state of follow(), or it is damaged: {error!r}"

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 
 from lance_stream.errors import TableChangedError
 from lance_stream.planning import growth
 from lance_stream.planning.fingerprint import table_identity
-from lance_stream.planning.growth import Fragment, Seen
+from lance_stream.planning.growth import Column, Seen, Version
 from lance_stream.planning.rows import RowRange
 from lance_stream.planning.types import type_name
 from lance_stream.service.indexing import News
@@ -61,20 +60,17 @@ def look(table: GrowingTable, request: Poll, news: News) -> Polled:
         TableChangedError: Rows were changed, removed or cannot be followed; says in which version.
         BaseException: Whatever Lance raises.
     """
-    fragments, fields = table.fragments(), table.field_ids()
-    used = _used(request, fields)
+    now = table.now()
+    known = {name: Column(kind, ids) for name, kind, ids in request.fields}
     if request.seen:
         before = Seen.from_json(json.loads(request.seen))
-        if before.fields is not None:
-            used = tuple(before.fields)
-            _check_fields(redact(table.uri), before, table.version, fields, _given(request))
-        seen = _since(redact(table.uri), before, table, fragments, news)
+        seen = _since(redact(table.uri), before, table, now, known, news)
     else:
-        seen = _first(table, fragments)
-    seen = replace(seen, fields={name: fields[name] for name in used if name in fields})
+        seen = _first(table, now)
+    fields = {name: now.columns[name] for name in known or _followed(now, request)}
     complete = all(stop <= seen.rows for _, stop in request.parts)
     parts = [
-        growth.rows_identity(fragments, growth.cut(seen.order, start, stop))
+        growth.rows_identity(now.fragments, growth.cut(seen.order, start, stop), fields)
         for start, stop in (request.parts if complete else ())
     ]
     return Polled(
@@ -84,39 +80,15 @@ def look(table: GrowingTable, request: Poll, news: News) -> Polled:
         parts=tuple(parts),
         table_columns=tuple((field.name, type_name(field)) for field in table.schema),
         columns=_selected(table, request),
+        fields=tuple((name, column.ids) for name, column in fields.items()),
     )
 
 
-def _used(request: Poll, names: Iterable[str]) -> tuple[str, ...]:
-    """Columns of the table that samples, or the choice of rows, are made of."""
-    names = tuple(names)
-    sql = [expression for name, expression in request.columns or () if name != expression]
-    found = set(names) if request.columns is None else _given(request)
-    for text in (*sql, request.filter or ""):
-        found |= growth.named_in(text, names)
-    return tuple(name for name in names if name in found)
-
-
-def _given(request: Poll) -> set[str]:
-    """Columns that are selected as they are."""
-    return {name for name, expression in request.columns or () if name == expression}
-
-
-def _check_fields(
-    where: str, before: Seen, version: int, fields: dict[str, int], given: set[str]
-) -> None:
-    """Refuse a table in which a column is another one than when it was seen."""
-    for name, number in (before.fields or {}).items():
-        # Those that are selected as they are, are compared with their types by who follows.
-        if fields.get(name) == number or name in given:
-            continue
-        what = "is another one of that name" if name in fields else "was dropped or renamed"
-        msg = (
-            f"{where}: column {name!r}, which columns= or filter= uses, {what} in version "
-            f"{version}, since version {before.version}: follow() streams the same columns "
-            f"throughout. {_START_ANEW}"
-        )
-        raise TableChangedError(msg)
+def _followed(now: Version, request: Poll) -> Sequence[str]:
+    """The columns that rounds go by: the selected ones, and those in expressions and filters."""
+    if request.columns is None:
+        return list(now.columns)
+    return growth.mentioned(now.columns, [*(sql for _, sql in request.columns), *request.texts])
 
 
 def _selected(table: GrowingTable, request: Poll) -> tuple[tuple[str, str], ...]:
@@ -130,72 +102,93 @@ def _selected(table: GrowingTable, request: Poll) -> tuple[tuple[str, str], ...]
     return tuple((f.name, type_name(f)) for f in table.selected_schema(request.columns))
 
 
-def _first(table: GrowingTable, fragments: Sequence[Fragment]) -> Seen:
+def _first(table: GrowingTable, now: Version) -> Seen:
     """What is kept of a table that was not seen before: it is taken as it is."""
-    if not table.has_row_ids:
-        rows = sum(fragment.rows for fragment in fragments)
-        order = growth.joined([RowRange(0, rows)])
-        return Seen.of(table.version, fragments, order, None)
-    if growth.is_plain(fragments):
-        rows = sum(fragment.rows for fragment in fragments)
-        order = growth.joined([RowRange(0, rows)])
-        return Seen.of(table.version, fragments, order, rows)
-    ids = table.row_ids().ids
-    next_id = int(ids.max()) + 1 if len(ids) else None
-    return Seen.of(table.version, fragments, growth.by_row_ids(ids), next_id)
+    if table.has_row_ids and not growth.is_plain(now.fragments):
+        return Seen.of(now, growth.by_row_ids(table.row_ids().ids))
+    return Seen.of(now, growth.joined([RowRange(0, now.rows)]))
 
 
 def _since(
-    where: str, seen: Seen, table: GrowingTable, fragments: Sequence[Fragment], news: News
+    where: str,
+    seen: Seen,
+    table: GrowingTable,
+    now: Version,
+    known: Mapping[str, Column],
+    news: News,
 ) -> Seen:
-    version = table.version
-    if version < seen.version or (version == seen.version and not seen.is_of(fragments)):
+    """What is kept of the version at hand, if it was only appended to since one was seen."""
+    found = _grown(where, seen, table, now, known, news)
+    _check_columns(where, seen, now, known)
+    return found
+
+
+def _check_columns(where: str, seen: Seen, now: Version, known: Mapping[str, Column]) -> None:
+    changed = growth.changed_column(known, now.columns)
+    if changed is not None:
+        was, what = changed
+        msg = (
+            f"{where}: {was} up to version {seen.version}, and {what} in version {now.number}: "
+            "follow() goes by the same columns throughout. Give columns=, filter= and "
+            "subset_key= without it, and start without the state"
+        )
+        raise TableChangedError(msg)
+
+
+def _grown(
+    where: str,
+    seen: Seen,
+    table: GrowingTable,
+    now: Version,
+    known: Mapping[str, Column],
+    news: News,
+) -> Seen:
+    version = now.number
+    if version < seen.version or (version == seen.version and not seen.is_of(now.fragments)):
         msg = (
             f"{where} has version {version}, and version {seen.version} of another content was "
             f"seen before: the table was made again or restored. {_START_ANEW}"
         )
         raise TableChangedError(msg)
-    grown = growth.appended(seen, version, fragments)
-    # Where nothing has come, rows may have come and gone: others that look more often saw them.
-    if grown is not None and (grown.rows > seen.rows or version == seen.version):
+    grown = growth.appended(seen, now)
+    if grown is not None:
         return grown
-    before = table.fragments_at(seen.version)
+    before = table.at(seen.version)
     if before is None:
-        return _by_row_ids(where, seen, table, fragments)
-    if not seen.is_of(before):
+        return _by_row_ids(where, seen, table, now)
+    if not seen.is_of(before.fragments):
         msg = (
             f"{where}: version {seen.version} is not what it was when it was seen: the table was "
             f"made again at the same uri. {_START_ANEW}"
         )
         raise TableChangedError(msg)
-    order, next_id = seen.order, seen.next_row_id
+    order = seen.order
+    kept = frozenset(i for column in known.values() for i in column.ids) if known else None
     for at in range(seen.version + 1, version + 1):
         news("following versions", at - seen.version, version - seen.version)
-        after = fragments if at == version else table.fragments_at(at)
+        after = now if at == version else table.at(at)
         if after is None:
-            return _by_row_ids(where, seen, table, fragments)
+            return _by_row_ids(where, seen, table, now)
         operations: list[growth.Operation | None] = []
 
         def operation(at: int = at, found: list = operations) -> growth.Operation:
             found.append(table.operation(at))
             return found[-1] or growth.Operation("unknown")
 
-        result = growth.stepped(order, before, after, operation)
+        result = growth.stepped(order, before.fragments, after.fragments, operation, kept)
         if isinstance(result, str):
             if operations and operations[-1] is None:
-                return _by_row_ids(where, seen, table, fragments)
+                return _by_row_ids(where, seen, table, now)
             raise TableChangedError(_changed(where, seen.version, at, result))
-        if next_id is not None:
-            next_id += sum(f.rows for f in after) - sum(f.rows for f in before)
+        # In each version: the number of a field that is gone may be given to another.
+        _check_columns(where, seen, after, known)
         order, before = result, after
-    return Seen.of(version, fragments, order, next_id)
+    return Seen.of(now, order)
 
 
-def _by_row_ids(
-    where: str, seen: Seen, table: GrowingTable, fragments: Sequence[Fragment]
-) -> Seen:
+def _by_row_ids(where: str, seen: Seen, table: GrowingTable, now: Version) -> Seen:
     """Compare by stable row ids, where the versions in between are gone."""
-    version = table.version
+    version = now.number
     if not table.has_row_ids or seen.next_row_id is None:
         msg = (
             f"{where} was rewritten between version {seen.version}, which was seen, and version "
@@ -206,11 +199,12 @@ def _by_row_ids(
         )
         raise TableChangedError(msg)
     found = table.row_ids()
-    refused = growth.refused_by_row_ids(seen, found.ids, found.created, found.updated)
+    refused = growth.refused_by_row_ids(
+        seen, found.ids, found.created, found.updated, now.next_row_id
+    )
     if refused is not None:
         raise TableChangedError(_changed(where, seen.version, version, refused))
-    next_id = seen.next_row_id + len(found.ids) - seen.rows
-    return Seen.of(version, fragments, growth.by_row_ids(found.ids), next_id)
+    return Seen.of(now, growth.by_row_ids(found.ids))
 
 
 def _changed(where: str, seen: int, version: int, what: str) -> str:

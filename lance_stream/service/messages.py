@@ -159,19 +159,22 @@ class Poll(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         columns: As in ``Plan``.
-        filter: As in ``Plan``.
         seen: What was kept of the version that was looked at last, as JSON; empty: none was.
         parts: First and last row (half-open), in order of appending, of what is to be named.
+        fields: Name, type (empty: unknown) and numbers of the fields of each column that must
+            stay; none: they are to be told.
+        texts: SQL that decides about rows.
     """
 
     uri: str
     split: str | None
     columns: tuple[tuple[str, str], ...] | None
-    filter: str | None
     seen: str
     parts: tuple[tuple[int, int], ...]
     options: Options
     timeout_s: float
+    fields: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
+    texts: tuple[str, ...] = ()
     # The latest.
     version: None = None
 
@@ -186,6 +189,7 @@ class Polled(msgspec.Struct, frozen=True, tag=True):
         parts: Identity of each part that was asked for; none if not all of their rows are there.
         table_columns: Name and type of each column of the table.
         columns: Name and type of each selected column.
+        fields: Name and numbers of the fields of each column that must stay.
     """
 
     uri: str
@@ -194,6 +198,7 @@ class Polled(msgspec.Struct, frozen=True, tag=True):
     parts: tuple[str, ...]
     table_columns: tuple[tuple[str, str], ...]
     columns: tuple[tuple[str, str], ...]
+    fields: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
 class Pin(msgspec.Struct, frozen=True, tag=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,13 +11,18 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from lance_stream.planning.growth import Fragment, Operation
+from lance_stream.planning.growth import Column, Fragment, Operation, Version
+from lance_stream.planning.types import type_name
 from lance_stream.source.failures import FailureKind, classify
+from lance_stream.source.manifest import manifest_numbers
 from lance_stream.source.table import files_of, open_latest
 
 __all__ = ["GrowingTable", "RowIds"]
 
 logger = logging.getLogger(__name__)
+
+# Fields of Lance's manifest.
+_MAX_FRAGMENT_ID, _NEXT_ROW_ID = 11, 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +90,6 @@ class GrowingTable:
         """Of the table."""
         return self._dataset.schema
 
-    def field_ids(self) -> dict[str, int]:
-        """What Lance calls each column of the table: a number, unlike its name."""
-        return {field.name(): int(field.id()) for field in self._dataset.lance_schema.fields()}
-
     def selected_schema(self, columns: Sequence[tuple[str, str]]) -> pa.Schema:
         """Of output names and SQL expressions; reads no data."""
         return self._dataset.scanner(columns=dict(columns)).projected_schema
@@ -97,13 +98,13 @@ class GrowingTable:
         """What names the content of the version at hand (see ``Table.manifest``)."""
         return [files_of(fragment.metadata) for fragment in self._dataset.get_fragments()]
 
-    def fragments(self) -> list[Fragment]:
-        """The fragments of the version at hand, in table order."""
-        return _fragments(self._dataset)
+    def now(self) -> Version:
+        """The version at hand; takes no request."""
+        return _version(self._dataset)
 
-    def fragments_at(self, version: int) -> list[Fragment] | None:
-        """The fragments of another version: one request. None if it was cleaned up."""
-        return self._if_there(lambda: _fragments(self._dataset.checkout_version(version)))
+    def at(self, version: int) -> Version | None:
+        """Another version: one request. None if it was cleaned up."""
+        return self._if_there(lambda: _version(self._dataset.checkout_version(version)))
 
     def operation(self, version: int) -> Operation | None:
         """What made a version: up to two requests. None if it was cleaned up."""
@@ -126,8 +127,29 @@ class GrowingTable:
             raise
 
 
-def _fragments(dataset: Any) -> list[Fragment]:
-    return [_fragment(fragment.metadata) for fragment in dataset.get_fragments()]
+def _version(dataset: Any) -> Version:
+    fragments = [_fragment(fragment.metadata) for fragment in dataset.get_fragments()]
+    # Lance tells these numbers nowhere else; the manifest is in memory, as what pickles a dataset.
+    numbers = manifest_numbers(bytes(dataset._ds.serialized_manifest()))
+    return Version(
+        number=int(dataset.version),
+        fragments=fragments,
+        # Old writers leave it out.
+        last_fragment=numbers.get(
+            _MAX_FRAGMENT_ID, max((fragment.id for fragment in fragments), default=-1)
+        ),
+        next_row_id=numbers.get(_NEXT_ROW_ID, 0) if dataset.has_stable_row_ids else None,
+        columns={
+            arrow.name: Column(type_name(arrow), tuple(_field_ids(field)))
+            for arrow, field in zip(dataset.schema, dataset.lance_schema.fields(), strict=True)
+        },
+    )
+
+
+def _field_ids(field: Any) -> Iterator[int]:
+    yield int(field.id())
+    for child in field.children():
+        yield from _field_ids(child)
 
 
 def _fragment(metadata: Any) -> Fragment:

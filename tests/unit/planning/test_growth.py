@@ -11,15 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lance_stream.planning.growth import (
+    Column,
     Fragment,
     Operation,
     Seen,
+    Version,
     appended,
     by_row_ids,
+    changed_column,
     cut,
     is_plain,
     joined,
-    named_in,
+    mentioned,
     refused_by_row_ids,
     rows_identity,
     stepped,
@@ -37,7 +40,7 @@ def never() -> Operation:
 
 FRAGMENTS = [fragment(0, 40), fragment(1, 5), fragment(2, 5), fragment(3, 40)]
 ALL = (RowRange(0, 90),)
-SEEN = Seen.of(4, FRAGMENTS, ALL, 90)
+SEEN = Seen.of(Version(4, FRAGMENTS, 3, 90), ALL)
 
 
 class Table:
@@ -111,7 +114,7 @@ def test_rows_are_followed_through_appends_and_compactions(
 
 def test_new_fragments_without_a_gap_are_appends() -> None:
     more = [*FRAGMENTS, fragment(4, 7), fragment(5, 1)]
-    found = appended(SEEN, 9, more)
+    found = appended(SEEN, Version(9, more, 5, 98))
     assert found is not None
     assert (found.version, found.rows, found.last_fragment, found.order) == (
         9,
@@ -121,7 +124,16 @@ def test_new_fragments_without_a_gap_are_appends() -> None:
     )
     assert found.next_row_id == 98
     assert Seen.from_json(json.loads(json.dumps(found.as_json()))) == found
-    assert appended(SEEN, 4, FRAGMENTS) == SEEN
+    assert appended(SEEN, Version(4, FRAGMENTS, 3, 90)) == SEEN
+
+
+def test_a_fragment_that_came_and_went_must_be_looked_at() -> None:
+    """Before the next append and after it; not again when it was looked at."""
+    assert appended(SEEN, Version(6, FRAGMENTS, 4)) is None
+    assert appended(SEEN, Version(7, [*FRAGMENTS, fragment(5, 7)], 5)) is None
+    assert appended(SEEN, Version(7, [*FRAGMENTS, fragment(4, 7)], 5)) is None
+    later = Seen.of(Version(6, FRAGMENTS, 4), ALL)
+    assert appended(later, Version(7, [*FRAGMENTS, fragment(5, 7)], 5)) is not None
 
 
 @pytest.mark.parametrize(
@@ -138,7 +150,8 @@ def test_new_fragments_without_a_gap_are_appends() -> None:
     ids=["fewer", "gap", "deleted ahead", "overlay", "deleted", "other file", "gone"],
 )
 def test_anything_else_must_be_looked_at(changed: list[Fragment]) -> None:
-    assert appended(SEEN, 9, changed) is None
+    last = max(fragment.id for fragment in changed)
+    assert appended(SEEN, Version(9, changed, last)) is None
 
 
 @pytest.mark.parametrize("name", ["Update", "Delete", "Overwrite", "Restore", "unheard of"])
@@ -183,6 +196,47 @@ def test_columns_may_be_added_and_dropped_but_not_changed() -> None:
     assert stepped(ALL, old, old, never) == ALL
 
 
+def test_a_column_that_is_not_kept_may_be_rewritten() -> None:
+    """As by a change of its type: its old place is marked, the new one is in a new file."""
+    old = FRAGMENTS[:1]
+    retyped = [replace(old[0], files=(("0.lance", (0, -2)), ("more.lance", (2,))))]
+    only, both = frozenset({0}), frozenset({0, 1})
+    assert stepped(ALL, old, retyped, lambda: Operation("Merge"), only) == ALL
+    assert stepped(ALL, old, retyped, lambda: Operation("Merge"), both) == "Merge"
+    assert stepped(ALL, old, retyped, lambda: Operation("Update"), only) == "Update"
+    moved = [replace(old[0], files=(("other.lance", (0, 1)),))]
+    assert stepped(ALL, old, moved, lambda: Operation("Merge"), only) == "Merge"
+    # Nulls that were in no file, and now are values.
+    filled = [replace(old[0], files=(*old[0].files, ("more.lance", (7,))))]
+    assert stepped(ALL, old, filled, lambda: Operation("Merge"), frozenset({0, 7})) == "Merge"
+
+
+def test_a_column_is_known_by_its_fields() -> None:
+    known = {"v": Column("double", (1,)), "s": Column("", (2, 3))}
+    assert changed_column(known, {**known, "w": Column("int64", (4,))}) is None
+    for changes, says in (
+        ({"v": Column("double", (4,))}, ("double", "is another column of that name (double)")),
+        ({"v": Column("float", (4,))}, ("double", "is float")),
+        ({"s": Column("struct", (2, 4))}, ("there", "is another column of that name (struct)")),
+    ):
+        (name,) = changes
+        was, what = says
+        found = changed_column(known, {**known, **changes})
+        assert found == (f"column {name!r} was {was}", what)
+    assert changed_column(known, {"s": known["s"]}) == (
+        "column 'v' was double",
+        "was dropped or renamed",
+    )
+
+
+def test_columns_that_sql_goes_by() -> None:
+    names = ["v", "a b", "Kind", "s", "ü", "val", "a.b", "it's", "t"]
+    texts = ["v * 2 > val1", "`a b` + s.x", "kind = 'val''t' OR `it's` = ü OR \"ü\" = 'val'"]
+    assert mentioned(names, texts) == ("v", "a b", "Kind", "s", "ü", "it's")
+    assert mentioned(names, []) == ()
+    assert mentioned(["v", "s"], ["x = 'v", "s > 1"]) == ("v", "s")
+
+
 def test_a_plain_table() -> None:
     assert is_plain(FRAGMENTS)
     assert is_plain([])
@@ -199,7 +253,9 @@ def test_rows_are_named_by_their_files_and_places() -> None:
         rows_identity([*FRAGMENTS[:3], fragment(3, 40, "x")], [RowRange(42, 60)]),
         rows_identity(FRAGMENTS, [RowRange(50, 60), RowRange(42, 50)]),
     ]
-    assert len({base, *others}) == 5
+    columns = [{"v": Column("int64", (1,))}, {"v": Column("int64", (2,))}]
+    others += [rows_identity(FRAGMENTS, [RowRange(42, 60)], each) for each in columns]
+    assert len({base, *others}) == 7
 
 
 def test_cut_is_checked() -> None:
@@ -215,27 +271,11 @@ def test_cut_is_checked() -> None:
 
 IDS = np.array([0, 1, 4, 5, 6, 2, 3], np.uint64)
 MADE = np.array([1, 1, 3, 7, 7, 2, 2], np.uint64)
-
-
-@pytest.mark.parametrize(
-    ("sql", "found"),
-    [
-        ("v * 2", {"v"}),
-        ("value + v2", {"v2"}),
-        ("kind = 'v' AND q.x > 1", {"q"}),
-        ('"a b" IS NULL OR `v` < 3', {"a b", "v"}),
-        ("", set()),
-    ],
-)
-def test_columns_that_are_named_in_an_expression(sql: str, found: set[str]) -> None:
-    assert named_in(sql, ["v", "v2", "q", "a b", "x y"]) == found
-
-
 KNOWN = Seen(5, 5, 3, 2, "", joined([RowRange(0, 5)]), next_row_id=5)
 
 
 def test_row_ids_prove_that_rows_were_only_appended_and_moved() -> None:
-    assert refused_by_row_ids(KNOWN, IDS, MADE, MADE) is None
+    assert refused_by_row_ids(KNOWN, IDS, MADE, MADE, 7) is None
     assert by_row_ids(IDS) == (RowRange(0, 2), RowRange(5, 7), RowRange(2, 5))
     assert by_row_ids(IDS[:0]) == ()
 
@@ -243,17 +283,18 @@ def test_row_ids_prove_that_rows_were_only_appended_and_moved() -> None:
 def test_row_ids_show_what_else_was_done() -> None:
     updated = MADE.copy()
     updated[1] = 6
-    assert refused_by_row_ids(KNOWN, IDS, MADE, updated) == "rows were updated"
+    assert refused_by_row_ids(KNOWN, IDS, MADE, updated, 7) == "rows were updated"
     updated = MADE.copy()
     updated[3] = 8
-    assert refused_by_row_ids(KNOWN, IDS, MADE, updated) == "rows were updated"
-    assert refused_by_row_ids(KNOWN, IDS[1:], MADE[1:], MADE[1:]) == "1 rows were deleted"
+    assert refused_by_row_ids(KNOWN, IDS, MADE, updated, 7) == "rows were updated"
+    assert refused_by_row_ids(KNOWN, IDS[1:], MADE[1:], MADE[1:], 7) == "1 rows were deleted"
     gap = np.delete(IDS, 3), np.delete(MADE, 3)
     missing = "rows that were appended since are missing"
-    assert refused_by_row_ids(KNOWN, *gap, gap[1]) == missing
+    assert refused_by_row_ids(KNOWN, *gap, gap[1], 7) == missing
+    assert refused_by_row_ids(KNOWN, IDS, MADE, MADE, 8) == missing
     unknown = replace(KNOWN, next_row_id=None)
-    assert refused_by_row_ids(unknown, IDS, MADE, MADE) == missing
+    assert refused_by_row_ids(unknown, IDS, MADE, MADE, 7) == missing
     swapped = MADE.copy()
     swapped[[0, 3]] = [7, 1]
     text = "rows are not in the order in which they were appended"
-    assert refused_by_row_ids(KNOWN, IDS, swapped, swapped) == text
+    assert refused_by_row_ids(KNOWN, IDS, swapped, swapped, 7) == text

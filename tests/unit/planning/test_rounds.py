@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,13 @@ from lance_stream.planning.rounds import FollowState, Rounds
 from lance_stream.planning.rows import RowRange
 
 STATE = FollowState(
-    "s3://b/t.lance", Rounds(10, 3, 5), 4, {"version": 7}, {25: "a", 35: "b"}, (("i", "int64"),)
+    "s3://b/t.lance",
+    Rounds(10, 3, 5),
+    4,
+    {"version": 7},
+    {25: "a", 35: "b"},
+    (("i", "int64"),),
+    {"i": (0,), "s": (1, 2)},
 )
 
 
@@ -33,6 +40,12 @@ def test_a_state_is_json() -> None:
     STATE.check("s3://b/t.lance", Rounds(10, 3, 5))
 
 
+def test_a_state_of_old_knows_no_fields() -> None:
+    old = STATE.as_json()
+    del old["fields"]
+    assert FollowState.from_json(old) == replace(STATE, fields={})
+
+
 @pytest.mark.parametrize(
     ("uri", "rounds", "says"),
     [
@@ -51,6 +64,8 @@ def test_a_state_of_other_rounds_is_refused(uri: str, rounds: Rounds, says: str)
     ("changes", "says"),
     [
         ({"format": 2}, "format 2, this lance_stream reads 1"),
+        ({"fields": [1]}, "not a state of follow"),
+        ({"fields": {"i": ["a"]}}, "not a state of follow"),
         ({"parts": [1]}, "not a state of follow"),
         ({"rows_per_round": 0}, "not a state of follow"),
         ({"round": None}, "not a state of follow"),

