@@ -7,8 +7,8 @@ memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -180,30 +180,133 @@ def _tensor(value: Any) -> Any:
     return value
 
 
-class PackedBatch:
+if TYPE_CHECKING:
+    _Methods: TypeAlias = MutableMapping[str, Any]
+else:
+
+    class _Methods:
+        """Those of ``MutableMapping`` without being one.
+
+        ``default_convert``, which a DataLoader calls in its workers, opens up every ``Mapping``:
+        all of it would become tensors before it is sent.
+        """
+
+        __slots__ = ()
+        __contains__ = Mapping.__contains__
+        keys, values, items = Mapping.keys, Mapping.values, Mapping.items
+        get = Mapping.get
+        setdefault, update = MutableMapping.setdefault, MutableMapping.update
+
+
+class PackedBatch(_Methods):
     """A batch on its way out of a DataLoader worker: arrays, until it is unpickled.
 
     A tensor that leaves a worker takes a shared-memory file and a descriptor, about 100 us; an
-    array is a few copied bytes. ``default_convert`` leaves an object of no type that it knows as
-    it is, and what the other side unpickles is the dict of tensors itself.
+    array is a few copied bytes. What the other side unpickles is a dict of tensors. In the worker
+    it has the methods of that dict, and its values: each is made when it is first asked for.
     """
 
-    __slots__ = ("_columns",)
+    __slots__ = ("_columns", "_made")
 
     def __init__(self, columns: dict[str, Any]) -> None:
         """Take arrays and lists."""
         self._columns = columns
+        # What was given to the user, or by him: he may have changed it.
+        self._made: dict[str, Any] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return tensors, (self._columns,)
+        sent = {
+            name: value
+            for name, value in self._made.items()
+            if value is self._columns[name] or not _is_still(value, self._columns[name])
+        }
+        if not sent:
+            return tensors, (self._columns,)
+        return _with_own, ({**self._columns, **dict.fromkeys(sent)}, sent)
 
     def __getitem__(self, name: str) -> Any:
-        return self.unpacked()[name]
+        if name not in self._made:
+            self._made[name] = _tensor(self._columns[name])
+        return self._made[name]
 
-    def keys(self) -> list[str]:
-        """Names of the columns."""
-        return list(self._columns)
+    def __setitem__(self, name: str, value: Any) -> None:
+        # ``batch[name] += 1`` gives back what it was given.
+        if name not in self._made or value is not self._made[name]:
+            self._columns[name] = self._made[name] = value
 
-    def unpacked(self) -> dict[str, Any]:
-        """The batch itself, for a ``collate_fn`` that runs in the worker."""
-        return tensors(self._columns)
+    def __delitem__(self, name: str) -> None:
+        del self._columns[name]
+        self._made.pop(name, None)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __reversed__(self) -> Iterator[str]:
+        return reversed(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+    def __or__(self, other: Mapping[str, Any]) -> dict[str, Any]:
+        return {**self, **other}
+
+    def __ror__(self, other: Mapping[str, Any]) -> dict[str, Any]:
+        return {**other, **self}
+
+    def __ior__(self, other: Any) -> PackedBatch:
+        self.update(other)
+        return self
+
+    def copy(self) -> dict[str, Any]:
+        """A dict of the same values."""
+        return dict(self)
+
+    def pop(self, name: str, *default: Any) -> Any:
+        """Take a column out."""
+        if name not in self._columns and default:
+            return default[0]
+        value = self[name]
+        del self[name]
+        return value
+
+    def popitem(self) -> tuple[str, Any]:
+        """Take the last column out."""
+        if not self._columns:
+            raise KeyError("popitem(): the batch has no columns")
+        name = next(reversed(self._columns))
+        return name, self.pop(name)
+
+    def clear(self) -> None:
+        """Take all columns out."""
+        self._columns.clear()
+        self._made.clear()
+
+
+def _is_still(made: Any, value: Any) -> bool:
+    """Whether what was made of a value is what would be made of it now."""
+    if isinstance(value, np.ndarray):
+        # A tensor that shares the array's memory, so whatever was written into it is there too.
+        return (
+            type(made) is torch.Tensor
+            and not made.requires_grad
+            and made.device.type == "cpu"
+            and made.numpy().__array_interface__ == value.__array_interface__
+        )
+    if isinstance(value, dict):
+        return (
+            type(made) is dict
+            and list(made) == list(value)
+            and all(map(_is_still, made.values(), value.values()))
+        )
+    if isinstance(value, (list, tuple)):
+        alike = type(made) is type(value) and len(made) == len(value)
+        return alike and all(map(_is_still, made, value))
+    return made is value
+
+
+def _with_own(columns: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """``tensors``, with some values as they are."""
+    return {name: own[name] if name in own else _tensor(columns[name]) for name in columns}
