@@ -90,6 +90,21 @@ def test_any_samples(
             assert not isinstance(value, np.ndarray) or value.flags.writeable
 
 
+def test_record_batches_stay_where_they_are() -> None:
+    """Columns of a shard of several are views of its file, not joined in private memory."""
+    batches = [
+        pa.record_batch({"n": np.arange(4), "v": pa.array([[1, 2]] * 4, pa.list_(pa.int32(), 2))})
+        for _ in range(3)
+    ]
+    columns = ShardColumns(batches)
+    assert columns.starts.tolist() == [0, 4, 8]
+    for batch, (n, v) in zip(batches, columns.batches, strict=True):
+        assert n.array is not None
+        assert v.array is not None
+        assert np.shares_memory(n.array[0], batch["n"].to_numpy())
+        assert np.shares_memory(v.array[0], batch["v"].values.to_numpy())
+
+
 def test_tensors_of_every_dtype() -> None:
     """All integer types of either C name, floats and bools; lists of arrays too."""
     arrays = {code: np.arange(3).astype(code) for code in "?bBhHiIlLqQefd"}
