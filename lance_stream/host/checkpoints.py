@@ -8,6 +8,7 @@ from typing import Any
 
 from lance_stream.errors import StateMismatchError
 from lance_stream.host.stream import LanceStream
+from lance_stream.source.location import may_be_at, redact
 
 __all__ = ["KEY", "check", "describe", "is_state", "reopen", "reopened", "told"]
 
@@ -50,8 +51,9 @@ def told(state: dict[str, Any]) -> str:
     asked = [_words(entry) for entry in _saved(state) or () if entry is not None]
     more = f" and {len(asked) - _MAX_TOLD} more" if len(asked) > _MAX_TOLD else ""
     return (
-        f"resume= opens the versions of the checkpoint, which is of "
-        f"{', '.join(asked[:_MAX_TOLD])}{more}: give the table that it is of, or go on without it"
+        f"resume= opens streams that name no version= at that of the checkpoint, which is of "
+        f"{', '.join(asked[:_MAX_TOLD])}{more}. Rows of a version that is gone cannot be gone on "
+        "with: take a checkpoint of a version that is there, or begin anew without resume="
     )
 
 
@@ -103,7 +105,7 @@ def reopen(streams: Sequence[Any], state: dict[str, Any]) -> None:
     """Have streams that name no version opened at the saved one.
 
     Raises:
-        StateMismatchError: The state is of another number of streams.
+        StateMismatchError: The state is of another number of streams, or of another table.
     """
     saved = _saved(state)
     if saved is None:
@@ -111,16 +113,29 @@ def reopen(streams: Sequence[Any], state: dict[str, Any]) -> None:
     if len(saved) != len(streams):
         msg = f"the checkpoint is of {len(saved)} streams, and {len(streams)} are given"
         raise StateMismatchError(msg)
-    for stream, entry in zip(streams, saved, strict=True):
-        if isinstance(stream, LanceStream) and entry is not None:
-            stream.default_version(entry[1])
+    for number, (stream, entry) in enumerate(zip(streams, saved, strict=True)):
+        if not isinstance(stream, LanceStream) or entry is None:
+            continue
+        if not stream.default_version(entry[1], entry[0]):
+            raise _other_table(number, entry, repr(stream))
 
 
-def reopened(config: Mapping[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+def reopened(
+    config: Mapping[str, Any],
+    state: dict[str, Any],
+    remote: str | None = None,
+    split: str | None = None,
+) -> dict[str, Any]:
     """Arguments of one ``LanceStream``, at the saved version where they name none.
 
+    Args:
+        config: The arguments.
+        state: Of a checkpoint.
+        remote: As given beside them.
+        split: As given beside them.
+
     Raises:
-        StateMismatchError: The state is of another number of streams.
+        StateMismatchError: The state is of another number of streams, or of another table.
     """
     saved = _saved(state)
     if saved is None or config.get("version") is not None or config.get("index") is not None:
@@ -128,7 +143,21 @@ def reopened(config: Mapping[str, Any], state: dict[str, Any]) -> dict[str, Any]
     if len(saved) != 1:
         msg = f"the checkpoint is of {len(saved)} streams, and one is given"
         raise StateMismatchError(msg)
-    return dict(config) if saved[0] is None else {**config, "version": saved[0][1]}
+    entry = saved[0]
+    if entry is None:
+        return dict(config)
+    # Without a remote the stream says what is missing.
+    if remote and not may_be_at(entry[0], remote, split):
+        raise _other_table(0, entry, redact(f"{remote}/{split}" if split else str(remote)))
+    return {**config, "version": entry[1]}
+
+
+def _other_table(number: int, entry: tuple[str, int, str], given: str) -> StateMismatchError:
+    # Before anything is opened: the other table need not have such a version.
+    return StateMismatchError(
+        f"stream {number}: the checkpoint that resume= names is of {_words(entry)}, and the "
+        f"stream that is given is {given}: give that table, or begin anew without resume="
+    )
 
 
 def _saved(state: dict[str, Any]) -> list[tuple[str, int, str] | None] | None:
