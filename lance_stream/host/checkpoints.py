@@ -13,7 +13,7 @@ from lance_stream.source.location import may_be_at, redact
 __all__ = ["KEY", "check", "describe", "is_state", "reopen", "reopened", "told"]
 
 KEY = "lance_stream"
-_FORMAT = 1
+_FORMAT = 2
 _FINGERPRINT_CHARS = 16
 _MAX_TOLD = 3
 
@@ -22,23 +22,46 @@ def describe(streams: Sequence[Any]) -> dict[str, Any]:
     """Uri, version and rows of each stream, compact, in JSON values.
 
     Returns:
-        ``{"format", "base", "streams"}``: a list of ``[uri after base, version, fingerprint]``,
-        None for a stream that is no ``LanceStream``.
+        ``{"format", "uris", "streams"}``: the uris sorted, as ``start, middle, end`` of each, one
+        after another, with ``start`` and ``end`` the characters that it shares with the uri before
+        it; and a list of ``[number of the uri, version, fingerprint]``, None for a stream that is
+        no ``LanceStream``.
     """
     ours = [stream if isinstance(stream, LanceStream) else None for stream in streams]
-    uris = [stream.index.uri for stream in ours if stream is not None]
-    base = os.path.commonprefix(uris) if len(uris) > 1 else ""  # noqa: RUF071 - of text
+    uris = sorted({stream.index.uri for stream in ours if stream is not None})
+    numbers = {uri: number for number, uri in enumerate(uris)}
     entries = [
         None
         if stream is None
         else [
-            stream.index.uri[len(base) :],
+            numbers[stream.index.uri],
             stream.index.version,
             stream.index.rows_fingerprint[:_FINGERPRINT_CHARS],
         ]
         for stream in ours
     ]
-    return {"format": _FORMAT, "base": base, "streams": entries}
+    return {"format": _FORMAT, "uris": _packed(uris), "streams": entries}
+
+
+def _packed(uris: Sequence[str]) -> list[int | str]:
+    packed: list[int | str] = []
+    before = ""
+    for uri in uris:
+        start = len(os.path.commonprefix([before, uri]))  # noqa: RUF071 - of text
+        rests = [before[start:][::-1], uri[start:][::-1]]
+        end = len(os.path.commonprefix(rests))  # noqa: RUF071 - of text
+        packed += [start, uri[start : len(uri) - end], end]
+        before = uri
+    return packed
+
+
+def _unpacked(packed: Sequence[Any]) -> list[str]:
+    uris: list[str] = []
+    before = ""
+    for start, middle, end in zip(packed[::3], packed[1::3], packed[2::3], strict=True):
+        before = before[:start] + middle + before[len(before) - end :]
+        uris.append(before)
+    return uris
 
 
 def is_state(value: Any) -> bool:
@@ -170,13 +193,19 @@ def _saved(state: dict[str, Any]) -> list[tuple[str, int, str] | None] | None:
     if ours is None:
         return None
     try:
-        if ours["format"] != _FORMAT:
+        if ours["format"] not in (1, _FORMAT):
             msg = f"the checkpoint has format {ours['format']}, this lance_stream reads {_FORMAT}"
             raise StateMismatchError(msg)
-        base = ours["base"]
+        if ours["format"] == 1:
+            # Whose uris share the beginning of all.
+            uris = [ours["base"] + ("" if one is None else one[0]) for one in ours["streams"]]
+            numbers: list[int] = list(range(len(uris)))
+        else:
+            uris = _unpacked(ours["uris"])
+            numbers = [0 if one is None else int(one[0]) for one in ours["streams"]]
         return [
-            None if entry is None else (base + entry[0], int(entry[1]), str(entry[2]))
-            for entry in ours["streams"]
+            None if entry is None else (uris[number], int(entry[1]), str(entry[2]))
+            for number, entry in zip(numbers, ours["streams"], strict=True)
         ]
     except (KeyError, TypeError, IndexError, ValueError) as error:
         if isinstance(error, StateMismatchError):
