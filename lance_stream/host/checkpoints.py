@@ -8,11 +8,12 @@ from typing import Any
 
 from lance_stream.errors import StateMismatchError
 from lance_stream.host.stream import LanceStream
+from lance_stream.source.location import may_be_at, redact
 
 __all__ = ["KEY", "check", "describe", "is_state", "reopen", "reopened", "told"]
 
 KEY = "lance_stream"
-_FORMAT = 1
+_FORMAT = 2
 _FINGERPRINT_CHARS = 16
 _MAX_TOLD = 3
 
@@ -21,23 +22,46 @@ def describe(streams: Sequence[Any]) -> dict[str, Any]:
     """Uri, version and rows of each stream, compact, in JSON values.
 
     Returns:
-        ``{"format", "base", "streams"}``: a list of ``[uri after base, version, fingerprint]``,
-        None for a stream that is no ``LanceStream``.
+        ``{"format", "uris", "streams"}``: the uris sorted, as ``start, middle, end`` of each, one
+        after another, with ``start`` and ``end`` the characters that it shares with the uri before
+        it; and a list of ``[number of the uri, version, fingerprint]``, None for a stream that is
+        no ``LanceStream``.
     """
     ours = [stream if isinstance(stream, LanceStream) else None for stream in streams]
-    uris = [stream.index.uri for stream in ours if stream is not None]
-    base = os.path.commonprefix(uris) if len(uris) > 1 else ""  # noqa: RUF071 - of text
+    uris = sorted({stream.index.uri for stream in ours if stream is not None})
+    numbers = {uri: number for number, uri in enumerate(uris)}
     entries = [
         None
         if stream is None
         else [
-            stream.index.uri[len(base) :],
+            numbers[stream.index.uri],
             stream.index.version,
             stream.index.rows_fingerprint[:_FINGERPRINT_CHARS],
         ]
         for stream in ours
     ]
-    return {"format": _FORMAT, "base": base, "streams": entries}
+    return {"format": _FORMAT, "uris": _packed(uris), "streams": entries}
+
+
+def _packed(uris: Sequence[str]) -> list[int | str]:
+    packed: list[int | str] = []
+    before = ""
+    for uri in uris:
+        start = len(os.path.commonprefix([before, uri]))  # noqa: RUF071 - of text
+        rests = [before[start:][::-1], uri[start:][::-1]]
+        end = len(os.path.commonprefix(rests))  # noqa: RUF071 - of text
+        packed += [start, uri[start : len(uri) - end], end]
+        before = uri
+    return packed
+
+
+def _unpacked(packed: Sequence[Any]) -> list[str]:
+    uris: list[str] = []
+    before = ""
+    for start, middle, end in zip(packed[::3], packed[1::3], packed[2::3], strict=True):
+        before = before[:start] + middle + before[len(before) - end :]
+        uris.append(before)
+    return uris
 
 
 def is_state(value: Any) -> bool:
@@ -50,8 +74,9 @@ def told(state: dict[str, Any]) -> str:
     asked = [_words(entry) for entry in _saved(state) or () if entry is not None]
     more = f" and {len(asked) - _MAX_TOLD} more" if len(asked) > _MAX_TOLD else ""
     return (
-        f"resume= opens the versions of the checkpoint, which is of "
-        f"{', '.join(asked[:_MAX_TOLD])}{more}: give the table that it is of, or go on without it"
+        f"resume= opens streams that name no version= at that of the checkpoint, which is of "
+        f"{', '.join(asked[:_MAX_TOLD])}{more}. Rows of a version that is gone cannot be gone on "
+        "with: take a checkpoint of a version that is there, or begin anew without resume="
     )
 
 
@@ -103,7 +128,7 @@ def reopen(streams: Sequence[Any], state: dict[str, Any]) -> None:
     """Have streams that name no version opened at the saved one.
 
     Raises:
-        StateMismatchError: The state is of another number of streams.
+        StateMismatchError: The state is of another number of streams, or of another table.
     """
     saved = _saved(state)
     if saved is None:
@@ -111,16 +136,29 @@ def reopen(streams: Sequence[Any], state: dict[str, Any]) -> None:
     if len(saved) != len(streams):
         msg = f"the checkpoint is of {len(saved)} streams, and {len(streams)} are given"
         raise StateMismatchError(msg)
-    for stream, entry in zip(streams, saved, strict=True):
-        if isinstance(stream, LanceStream) and entry is not None:
-            stream.default_version(entry[1])
+    for number, (stream, entry) in enumerate(zip(streams, saved, strict=True)):
+        if not isinstance(stream, LanceStream) or entry is None:
+            continue
+        if not stream.default_version(entry[1], entry[0]):
+            raise _other_table(number, entry, repr(stream))
 
 
-def reopened(config: Mapping[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+def reopened(
+    config: Mapping[str, Any],
+    state: dict[str, Any],
+    remote: str | None = None,
+    split: str | None = None,
+) -> dict[str, Any]:
     """Arguments of one ``LanceStream``, at the saved version where they name none.
 
+    Args:
+        config: The arguments.
+        state: Of a checkpoint.
+        remote: As given beside them.
+        split: As given beside them.
+
     Raises:
-        StateMismatchError: The state is of another number of streams.
+        StateMismatchError: The state is of another number of streams, or of another table.
     """
     saved = _saved(state)
     if saved is None or config.get("version") is not None or config.get("index") is not None:
@@ -128,7 +166,21 @@ def reopened(config: Mapping[str, Any], state: dict[str, Any]) -> dict[str, Any]
     if len(saved) != 1:
         msg = f"the checkpoint is of {len(saved)} streams, and one is given"
         raise StateMismatchError(msg)
-    return dict(config) if saved[0] is None else {**config, "version": saved[0][1]}
+    entry = saved[0]
+    if entry is None:
+        return dict(config)
+    # Without a remote the stream says what is missing.
+    if remote and not may_be_at(entry[0], remote, split):
+        raise _other_table(0, entry, redact(f"{remote}/{split}" if split else str(remote)))
+    return {**config, "version": entry[1]}
+
+
+def _other_table(number: int, entry: tuple[str, int, str], given: str) -> StateMismatchError:
+    # Before anything is opened: the other table need not have such a version.
+    return StateMismatchError(
+        f"stream {number}: the checkpoint that resume= names is of {_words(entry)}, and the "
+        f"stream that is given is {given}: give that table, or begin anew without resume="
+    )
 
 
 def _saved(state: dict[str, Any]) -> list[tuple[str, int, str] | None] | None:
@@ -141,13 +193,19 @@ def _saved(state: dict[str, Any]) -> list[tuple[str, int, str] | None] | None:
     if ours is None:
         return None
     try:
-        if ours["format"] != _FORMAT:
+        if ours["format"] not in (1, _FORMAT):
             msg = f"the checkpoint has format {ours['format']}, this lance_stream reads {_FORMAT}"
             raise StateMismatchError(msg)
-        base = ours["base"]
+        if ours["format"] == 1:
+            # Whose uris share the beginning of all.
+            uris = [ours["base"] + ("" if one is None else one[0]) for one in ours["streams"]]
+            numbers: list[int] = list(range(len(uris)))
+        else:
+            uris = _unpacked(ours["uris"])
+            numbers = [0 if one is None else int(one[0]) for one in ours["streams"]]
         return [
-            None if entry is None else (base + entry[0], int(entry[1]), str(entry[2]))
-            for entry in ours["streams"]
+            None if entry is None else (uris[number], int(entry[1]), str(entry[2]))
+            for number, entry in zip(numbers, ours["streams"], strict=True)
         ]
     except (KeyError, TypeError, IndexError, ValueError) as error:
         if isinstance(error, StateMismatchError):

@@ -127,8 +127,9 @@ class LanceStreamingDataset(PreparingDataset):
         if resume is not None and streams is not None:
             checkpoints.reopen(streams, resume)
         elif resume is not None and arguments.get("stream_name") == "lance":
-            config = checkpoints.reopened(arguments.get("stream_config") or {}, resume)
-            arguments["stream_config"] = config
+            config = arguments.get("stream_config") or {}
+            place = arguments.get("remote"), arguments.get("split")
+            arguments["stream_config"] = checkpoints.reopened(config, resume, *place)
         if predownload is None:
             predownload = max(_DEFAULT_PREDOWNLOAD, 8 * (batch_size or 0))
         self.batched = batched

@@ -1,14 +1,14 @@
 """Whole batches by column, straight from mapped shards.
 
-Samples are gathered for several batches at a time: each shard gives all of its rows of a column
-in one copy, a second one puts them in order, a batch at a time, so that every batch owns its
-memory.
+Samples are gathered for several batches at a time: each record batch of a shard gives all of its
+rows of a column in one copy, a second one puts them in order, a batch at a time, so that every
+batch owns its memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -17,10 +17,12 @@ from numpy.typing import NDArray
 from torch.utils.data import default_convert
 
 from lance_stream.host.course import Part
-from lance_stream.shards.samples import column_values
+from lance_stream.shards.samples import ColumnValues, column_values
 
 __all__ = ["PackedBatch", "ShardColumns", "gathered", "tensors"]
 
+# The columns of a record batch, and rows of it.
+_Piece: TypeAlias = "tuple[list[ColumnValues], NDArray[np.int64]]"
 # Types of values that may be, or hold, arrays.
 _WITH_ARRAYS = frozenset({np.ndarray, list, tuple, dict})
 
@@ -28,50 +30,23 @@ _WITH_ARRAYS = frozenset({np.ndarray, list, tuple, dict})
 class ShardColumns:
     """The columns of one mapped shard, as arrays where they are regular.
 
+    A shard of more than some ten MB has several record batches. They stay apart: joined, each
+    column would be a copy in private memory for as long as the shard is mapped.
+
     Attributes:
         names: Of the columns, in order.
-        arrays: ``(values, valid)`` of each column, with the rows on the first axis and ``valid``
-            None where no row is null; None for a column that is no array.
-        decoders: Row to value, of each column.
+        batches: The columns of each record batch, in the same order.
+        starts: The first row of each record batch.
     """
 
-    __slots__ = ("arrays", "decoders", "names")
+    __slots__ = ("batches", "names", "starts")
 
     def __init__(self, batches: Sequence[pa.RecordBatch]) -> None:
         """Look at the columns; nothing is copied but bools."""
-        # A shard of more than some ten MB has several batches.
-        parts = [column_values(batch) for batch in batches]
         self.names = list(batches[0].schema.names)
-        self.arrays: list[tuple[NDArray[Any], NDArray[np.bool_] | None] | None] = []
-        self.decoders: list[Callable[[int], Any]] = []
-        stops = np.cumsum([batch.num_rows for batch in batches])
-        for columns in zip(*parts, strict=True):
-            self.arrays.append(_joined([column.array for column in columns]))
-            decoders = [column.decode for column in columns]
-            self.decoders.append(decoders[0] if len(decoders) == 1 else _split(decoders, stops))
-
-
-def _joined(
-    arrays: list[tuple[NDArray[Any], NDArray[np.bool_] | None] | None],
-) -> tuple[NDArray[Any], NDArray[np.bool_] | None] | None:
-    known = [array for array in arrays if array is not None]
-    if len(known) < len(arrays):
-        return None
-    if len(known) == 1:
-        return known[0]
-    values = np.concatenate([values for values, _ in known])
-    if all(valid is None for _, valid in known):
-        return values, None
-    masks = [np.ones(len(v), bool) if valid is None else valid for v, valid in known]
-    return values, np.concatenate(masks)
-
-
-def _split(decoders: list[Callable[[int], Any]], stops: NDArray[np.int64]) -> Callable[[int], Any]:
-    def decode(row: int) -> Any:
-        part = int(np.searchsorted(stops, row, side="right"))
-        return decoders[part](row - (int(stops[part - 1]) if part else 0))
-
-    return decode
+        self.batches: list[list[ColumnValues]] = [column_values(batch) for batch in batches]
+        stops = np.cumsum([batch.num_rows for batch in batches], dtype=np.int64)
+        self.starts: NDArray[np.int64] = np.concatenate([[0], stops[:-1]])
 
 
 def gathered(
@@ -90,29 +65,37 @@ def gathered(
         values as in samples.
     """
     order = np.argsort(part.shards, kind="stable")
+    pieces: list[_Piece] = []
+    for shard, start, stop in _runs(part.shards[order]):
+        columns = shards[shard]
+        if len(columns.batches) == 1:
+            pieces.append((columns.batches[0], part.rows[order[start:stop]]))
+            continue
+        numbers = np.searchsorted(columns.starts, part.rows[order[start:stop]], side="right") - 1
+        by_batch = np.argsort(numbers, kind="stable")
+        order[start:stop] = order[start:stop][by_batch]
+        for number, begin, end in _runs(numbers[by_batch]):
+            rows = part.rows[order[start + begin : start + end]] - columns.starts[number]
+            pieces.append((columns.batches[number], rows))
     back = np.empty(len(order), np.int64)
     back[order] = np.arange(len(order))
-    runs = _runs(part.shards[order])
-    pieces = [(shards[shard], part.rows[order[start:stop]]) for shard, start, stop in runs]
-    names = pieces[0][0].names
-    columns = [_column(pieces, at) for at in range(len(names))]
+    names = next(iter(shards.values())).names
+    takes = [_column(pieces, at) for at in range(len(names))]
     for start in range(0, len(part), batch_size):
         rows = back[start : start + batch_size]
-        yield {name: column(rows) for name, column in zip(names, columns, strict=True)}
+        yield {name: take(rows) for name, take in zip(names, takes, strict=True)}
 
 
 def _runs(shards: NDArray[np.int64]) -> list[tuple[int, int, int]]:
-    """``(shard, start, stop)`` of each run of a sorted array."""
+    """``(value, start, stop)`` of each run of a sorted array."""
     starts = np.concatenate([[0], np.flatnonzero(np.diff(shards)) + 1])
     stops = np.concatenate([starts[1:], [len(shards)]])
     return list(zip(shards[starts].tolist(), starts.tolist(), stops.tolist(), strict=True))
 
 
-def _column(
-    pieces: list[tuple[ShardColumns, NDArray[np.int64]]], at: int
-) -> Callable[[NDArray[np.int64]], Any]:
+def _column(pieces: list[_Piece], at: int) -> Callable[[NDArray[np.int64]], Any]:
     """Gather one column; gives what takes a batch's rows out of it."""
-    arrays = [columns.arrays[at] for columns, _ in pieces]
+    arrays = [columns[at].array for columns, _ in pieces]
     if any(array is None for array in arrays):
         return _listed(pieces, at)
     count = sum(len(rows) for _, rows in pieces)
@@ -142,12 +125,10 @@ def _column(
     return take
 
 
-def _listed(
-    pieces: list[tuple[ShardColumns, NDArray[np.int64]]], at: int
-) -> Callable[[NDArray[np.int64]], Any]:
+def _listed(pieces: list[_Piece], at: int) -> Callable[[NDArray[np.int64]], Any]:
     values: list[Any] = []
     for columns, rows in pieces:
-        values += map(columns.decoders[at], rows.tolist())
+        values += map(columns[at].decode, rows.tolist())
 
     def take(rows: NDArray[np.int64]) -> Any:
         taken = [values[row] for row in rows.tolist()]
@@ -180,30 +161,133 @@ def _tensor(value: Any) -> Any:
     return value
 
 
-class PackedBatch:
+if TYPE_CHECKING:
+    _Methods: TypeAlias = MutableMapping[str, Any]
+else:
+
+    class _Methods:
+        """Those of ``MutableMapping`` without being one.
+
+        ``default_convert``, which a DataLoader calls in its workers, opens up every ``Mapping``:
+        all of it would become tensors before it is sent.
+        """
+
+        __slots__ = ()
+        __contains__ = Mapping.__contains__
+        keys, values, items = Mapping.keys, Mapping.values, Mapping.items
+        get = Mapping.get
+        setdefault, update = MutableMapping.setdefault, MutableMapping.update
+
+
+class PackedBatch(_Methods):
     """A batch on its way out of a DataLoader worker: arrays, until it is unpickled.
 
     A tensor that leaves a worker takes a shared-memory file and a descriptor, about 100 us; an
-    array is a few copied bytes. ``default_convert`` leaves an object of no type that it knows as
-    it is, and what the other side unpickles is the dict of tensors itself.
+    array is a few copied bytes. What the other side unpickles is a dict of tensors. In the worker
+    it has the methods of that dict, and its values: each is made when it is first asked for.
     """
 
-    __slots__ = ("_columns",)
+    __slots__ = ("_columns", "_made")
 
     def __init__(self, columns: dict[str, Any]) -> None:
         """Take arrays and lists."""
         self._columns = columns
+        # What was given to the user, or by him: he may have changed it.
+        self._made: dict[str, Any] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return tensors, (self._columns,)
+        sent = {
+            name: value
+            for name, value in self._made.items()
+            if value is self._columns[name] or not _is_still(value, self._columns[name])
+        }
+        if not sent:
+            return tensors, (self._columns,)
+        return _with_own, ({**self._columns, **dict.fromkeys(sent)}, sent)
 
     def __getitem__(self, name: str) -> Any:
-        return self.unpacked()[name]
+        if name not in self._made:
+            self._made[name] = _tensor(self._columns[name])
+        return self._made[name]
 
-    def keys(self) -> list[str]:
-        """Names of the columns."""
-        return list(self._columns)
+    def __setitem__(self, name: str, value: Any) -> None:
+        # ``batch[name] += 1`` gives back what it was given.
+        if name not in self._made or value is not self._made[name]:
+            self._columns[name] = self._made[name] = value
 
-    def unpacked(self) -> dict[str, Any]:
-        """The batch itself, for a ``collate_fn`` that runs in the worker."""
-        return tensors(self._columns)
+    def __delitem__(self, name: str) -> None:
+        del self._columns[name]
+        self._made.pop(name, None)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __reversed__(self) -> Iterator[str]:
+        return reversed(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+    def __or__(self, other: Mapping[str, Any]) -> dict[str, Any]:
+        return {**self, **other}
+
+    def __ror__(self, other: Mapping[str, Any]) -> dict[str, Any]:
+        return {**other, **self}
+
+    def __ior__(self, other: Any) -> PackedBatch:
+        self.update(other)
+        return self
+
+    def copy(self) -> dict[str, Any]:
+        """A dict of the same values."""
+        return dict(self)
+
+    def pop(self, name: str, *default: Any) -> Any:
+        """Take a column out."""
+        if name not in self._columns and default:
+            return default[0]
+        value = self[name]
+        del self[name]
+        return value
+
+    def popitem(self) -> tuple[str, Any]:
+        """Take the last column out."""
+        if not self._columns:
+            raise KeyError("popitem(): the batch has no columns")
+        name = next(reversed(self._columns))
+        return name, self.pop(name)
+
+    def clear(self) -> None:
+        """Take all columns out."""
+        self._columns.clear()
+        self._made.clear()
+
+
+def _is_still(made: Any, value: Any) -> bool:
+    """Whether what was made of a value is what would be made of it now."""
+    if isinstance(value, np.ndarray):
+        # A tensor that shares the array's memory, so whatever was written into it is there too.
+        return (
+            type(made) is torch.Tensor
+            and not made.requires_grad
+            and made.device.type == "cpu"
+            and made.numpy().__array_interface__ == value.__array_interface__
+        )
+    if isinstance(value, dict):
+        return (
+            type(made) is dict
+            and list(made) == list(value)
+            and all(map(_is_still, made.values(), value.values()))
+        )
+    if isinstance(value, (list, tuple)):
+        alike = type(made) is type(value) and len(made) == len(value)
+        return alike and all(map(_is_still, made, value))
+    return made is value
+
+
+def _with_own(columns: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """``tensors``, with some values as they are."""
+    return {name: own[name] if name in own else _tensor(columns[name]) for name in columns}

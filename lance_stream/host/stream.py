@@ -40,7 +40,7 @@ from lance_stream.service.arguments import check_bool, check_hash, check_outside
 from lance_stream.service.holds import PinnedVersion
 from lance_stream.service.messages import Pin, Window
 from lance_stream.service.wanted import Wanted
-from lance_stream.source.location import is_object_store, redact
+from lance_stream.source.location import is_object_store, may_be_at, redact
 from lance_stream.tiers.tier_url import checked_urls
 
 __all__ = ["LanceStream"]
@@ -292,10 +292,21 @@ class LanceStream(Stream):
         self.uri = self.remote = uri
         self.split = ""
 
-    def default_version(self, version: int) -> None:
-        """Take a version where none was given, before a dataset is built on the stream."""
+    def default_version(self, version: int, uri: str) -> bool:
+        """Take a version where none was given, before a dataset is built on the stream.
+
+        Args:
+            version: To be opened.
+            uri: Of the table that it is a version of.
+
+        Returns:
+            False if the stream is of another table, and nothing was taken.
+        """
         if self._wanted.version is None and self._given_index is None:
+            if not may_be_at(uri, self._wanted.uri, self._wanted.split):
+                return False
             self._wanted = replace(self._wanted, version=version)
+        return True
 
     def apply_default(self, default: dict[str, Any]) -> None:
         """Take the dataset's defaults for what was not given."""

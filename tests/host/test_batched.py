@@ -406,6 +406,28 @@ def test_collate_fn_in_a_worker(table: str) -> None:
     assert run_forked(run, 1) == run_forked(run, 0)
 
 
+class _Doubling(LanceStreamingDataset):
+    """Adds a column to its batches."""
+
+    def __iter__(self) -> Any:
+        for batch in super().__iter__():
+            batch["twice"] = 2 * batch["i"]
+            yield batch
+
+
+def test_a_subclass_changes_its_batches(table: str) -> None:
+    """In a worker as in the trainer."""
+
+    def run(workers: int) -> list[Any]:
+        data = _Doubling(
+            streams=[LanceStream(table, shard_rows=10)], batched=True, batch_size=8, **OPTIONS
+        )
+        loader = DataLoader(data, batch_size=None, num_workers=workers)
+        return [[type(one).__name__, *map(describe, one.items())] for one in loader]
+
+    assert run_forked(run, 1) == run_forked(run, 0)
+
+
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true")
 @pytest.mark.parametrize("workers", [0, 1])
 def test_pin_memory(table: str, workers: int) -> None:

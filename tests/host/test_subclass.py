@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from lance_stream import LanceStream, LanceStreamingDataset
-from lance_stream.errors import PlanError, VersionNotFoundError
+from lance_stream.errors import PlanError, StateMismatchError, VersionNotFoundError
 from tests.support.forked import run_forked
 from tests.support.tables import write_table
 
@@ -81,19 +82,51 @@ def test_odd_arguments_are_named(table_100: str, arguments: dict[str, Any]) -> N
         build(table_100, LanceStreamingDataset, **arguments)
 
 
-def test_a_resumed_version_that_the_table_has_not(table_100: str, tmp_path: Path) -> None:
-    """Nobody gave it: the error says where it comes from, and of which table."""
-    other = str(tmp_path / "other.lance")
+@pytest.mark.parametrize("by_name", [False, True], ids=["streams", "stream_name"])
+def test_a_resumed_version_that_is_not_there(tmp_path: Path, by_name: bool) -> None:
+    """Of another table: both are named. Gone: the error says whose version it is."""
+    versions, few = str(tmp_path / "versions.lance"), str(tmp_path / "few.lance")
     for mode in ("create", "overwrite", "overwrite"):
-        write_table(other, 20, 20, mode=mode)
-    write_table(str(tmp_path / "few.lance"), 20, 20)
+        write_table(versions, 20, 20, mode=mode)
+    write_table(few, 20, 20)
 
-    def run() -> str:
-        state = build(other, LanceStreamingDataset).state_dict(4, from_beginning=True)
-        with pytest.raises(VersionNotFoundError) as caught:
-            build(str(tmp_path / "few.lance"), LanceStreamingDataset, resume=state)
-        return str(caught.value)
+    def make(uri: str, **host: Any) -> Any:
+        if not by_name:
+            return build(uri, LanceStreamingDataset, **host)
+        config = {"shard_rows": 10}
+        return LanceStreamingDataset(
+            stream_name="lance", remote=uri, stream_config=config, **OPTIONS, **host
+        )
 
-    said = run_forked(run)
-    assert "few.lance version 3" in said
-    assert f"the checkpoint, which is of {other} version 3" in said
+    def run() -> list[str]:
+        state = make(versions).state_dict(4, from_beginning=True)
+        with pytest.raises(StateMismatchError) as other:
+            make(few, resume=state)
+        shutil.rmtree(versions)
+        shutil.copytree(few, versions)
+        with pytest.raises(VersionNotFoundError) as gone:
+            make(versions, resume=state)
+        return [str(other.value), str(gone.value)]
+
+    other, gone = run_forked(run)
+    assert f"checkpoint that resume= names is of {versions} version 3" in other
+    assert few in other
+    assert "versions.lance version 3" in gone
+    assert f"that of the checkpoint, which is of {versions} version 3" in gone
+    assert "begin anew without resume=" in gone
+
+
+def test_a_split_is_resumed(tmp_path: Path) -> None:
+    """The table of a split is the one that the state names."""
+    write_table(str(tmp_path / "train.lance"), 20, 20)
+
+    def run() -> list[Any]:
+        def make(**host: Any) -> Any:
+            streams = [LanceStream(str(tmp_path), split="train", shard_rows=10)]
+            return LanceStreamingDataset(streams=streams, **OPTIONS, **host)
+
+        state = make().state_dict(4, from_beginning=True)
+        write_table(str(tmp_path / "train.lance"), 20, 20, mode="append")
+        return [make(resume=state).streams[0].version, make().streams[0].version]
+
+    assert run_forked(run) == [1, 2]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lance_stream.errors import StateMismatchError
 from lance_stream.host import checkpoints
@@ -21,8 +25,8 @@ STATE = {
 def test_other_streams_are_not_looked_at() -> None:
     """A stream that is none of ours has no entry."""
     assert checkpoints.describe([object(), object()]) == {
-        "format": 1,
-        "base": "",
+        "format": 2,
+        "uris": [],
         "streams": [None, None],
     }
 
@@ -49,7 +53,10 @@ def test_the_number_and_kind_of_streams() -> None:
 @pytest.mark.parametrize(
     ("entry", "says"),
     [
-        ({"format": 2}, "format 2, this lance_stream reads 1"),
+        ({"format": 3}, "format 3, this lance_stream reads 2"),
+        ({"format": 2, "uris": [0, "t", 0], "streams": [[1, 1, "f"]]}, "damaged"),
+        ({"format": 2, "uris": [0, "t"], "streams": [[0, 1, "f"]]}, "damaged"),
+        ({"format": 2, "uris": [0, 5, 0], "streams": [[0, 1, "f"]]}, "damaged"),
         ({}, "damaged"),
         ([], "damaged"),
         ("text", "damaged"),
@@ -72,3 +79,33 @@ def test_arguments_of_a_stream_by_name() -> None:
     assert checkpoints.reopened({"version": None}, state) == {"version": 3}
     assert checkpoints.reopened({"version": "v1"}, state) == {"version": "v1"}
     assert checkpoints.reopened({"index": "x"}, state) == {"index": "x"}
+
+
+@given(st.lists(st.text("ab/", max_size=8)))
+def test_uris_are_packed(uris: list[str]) -> None:
+    """Whatever they share."""
+    assert checkpoints._unpacked(checkpoints._packed(uris)) == uris
+
+
+@pytest.mark.parametrize("elsewhere", [1, 25])
+def test_tables_at_two_places_are_small(elsewhere: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fifty, in any order, take less than 4 KB, and are read as they were."""
+    monkeypatch.setattr(checkpoints, "LanceStream", SimpleNamespace)
+    root = "s3://bucket/pretraining-corpora/tokenized-v3/{}-common-crawl-2024-filtered/train.lance"
+    uris = [root.format(number) for number in range(50)]
+    for number in range(elsewhere):
+        uris[2 * number] = f"/data/somewhere/else/altogether/{number}-mine/train.lance"
+    streams = [
+        SimpleNamespace(
+            index=SimpleNamespace(uri=uri, version=1234, rows_fingerprint="0123456789abcdef01")
+        )
+        for uri in uris
+    ]
+    state = json.loads(json.dumps({"lance_stream": checkpoints.describe(streams)}))
+    assert len(json.dumps(state)) < 3500
+    assert checkpoints._saved(state) == [(uri, 1234, "0123456789abcdef") for uri in uris]
+
+
+def test_states_of_the_first_format_are_read() -> None:
+    """As they were written before."""
+    assert checkpoints._saved(STATE) == [("s3://b/t.lance", 3, "abc"), None]
