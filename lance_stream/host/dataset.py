@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import math
 import operator
-import os
 import threading
 import time
 import weakref
@@ -21,9 +20,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 from streaming import Stream
-from streaming.base.batching import generate_work
 from streaming.base.dataset import _ShardState
 from torch.utils.data import get_worker_info
 
@@ -35,8 +32,8 @@ from lance_stream.host.collate import collate
 from lance_stream.host.course import Course, Part, first_uses
 from lance_stream.host.gather import PackedBatch, ShardColumns, gathered, tensors
 from lance_stream.host.keeping import POLICIES, Kept
-from lance_stream.host.preparing import PreparingDataset
 from lance_stream.host.reader import LanceReader
+from lance_stream.host.resuming import ResumableDataset
 from lance_stream.host.stream import LanceStream
 from lance_stream.host.watch import watch
 from lance_stream.planning.types import is_bfloat16
@@ -58,9 +55,6 @@ _GATHER_BYTES = 32 << 20
 _OTHER_ROW_BYTES = 64.0 * 1024
 _DEFAULT_PREDOWNLOAD = 8192
 _RETRIES = 8
-_OWN_SAMPLES = "own_samples"
-# In a state that a process saved when it had come to the end of its part of an epoch.
-_OVER = "over"
 
 # What gives the sample of a row of a shard; and its file, if it is ours.
 _Opened: TypeAlias = "tuple[Callable[[int], Any], OpenShard | None]"
@@ -70,7 +64,7 @@ _call: Callable[..., Any] = getattr(operator, "call", None) or (
 )
 
 
-class LanceStreamingDataset(PreparingDataset):
+class LanceStreamingDataset(ResumableDataset):
     """A ``StreamingDataset`` for ``LanceStream``s, and for other streams beside them.
 
     Takes the arguments of ``streaming.StreamingDataset`` and gives the same samples in the same
@@ -136,14 +130,6 @@ class LanceStreamingDataset(PreparingDataset):
         self.prefetch_shards = prefetch_shards
         self.cache_policy = cache_policy
         self._kept: Kept | None = None
-        self._course: Course | None = None
-        self._begun: tuple[int, int] | None = None
-        # Epoch, where it was begun, and how many samples this process gave out of it.
-        self._own: tuple[int, int, int] | None = None
-        # Whether the epoch was given out to its end here.
-        self._over = False
-        # In a worker: the process in which its own state was loaded, and the epoch not begun yet.
-        self._loaded_in: int | None = None
         self._max_open = _PART_SHARDS
         # Of the watch too. Reentrant: a generator may be closed wherever garbage is collected.
         self._counting = threading.RLock()
@@ -202,17 +188,9 @@ class LanceStreamingDataset(PreparingDataset):
         """
         if self._course is not None:
             self._course.end()
-        self._over = False
         self._unique_worker_world = self._unique_rank_world.detect_workers()
         self._parallel_worker_world = self._parallel_rank_world.detect_workers()
-        if self._own is not None and self._loaded_in == os.getpid():
-            (epoch, sample_in_epoch, skip), self._own = self._own, None
-            ids = self._own_work(epoch, sample_in_epoch)
-        else:
-            epoch, sample_in_epoch = self._resume_incr_epoch()
-            skip, self._own = self._given_out_before((epoch, sample_in_epoch)), None
-            ids = self._get_work(epoch, sample_in_epoch)
-        self._begun = (epoch, sample_in_epoch)
+        epoch, ids, skip = self._begin_epoch()
         course = self._course = Course(ids, self._shard_stops, skip)
         self._kept = None
         if self.cache_limit and self.cache_policy == "epoch":
@@ -404,82 +382,6 @@ class LanceStreamingDataset(PreparingDataset):
             bounds.append(held // (2 * workers))
             self._max_open = min(_PART_SHARDS, max(1, held // (2 * workers)))
         return min(bounds) if bounds else None
-
-    def state_dict(
-        self, num_samples: int | None = None, from_beginning: bool = True
-    ) -> dict[str, Any]:
-        """The state of training, as in the stock class, and what data it is of.
-
-        Args:
-            num_samples: Samples of this epoch that were used, over all ranks, as
-                ``StreamingDataLoader`` counts them. None: how far the iteration in this very
-                process has come, for a ``StatefulDataLoader``, which asks in its workers.
-            from_beginning: Whether they are counted from the start of the epoch, or from where
-                this run began in it.
-
-        Returns:
-            JSON values.
-        """
-        if num_samples is None:
-            state = self._own_state()
-        else:
-            state = super().state_dict(num_samples, from_beginning)
-        return {**state, checkpoints.KEY: checkpoints.describe(self.streams)}
-
-    def load_state_dict(self, obj: dict[str, Any]) -> None:
-        """Go on from a state at the next epoch that begins.
-
-        Raises:
-            StateMismatchError: It is a state of other data; names both sides.
-        """
-        checkpoints.check(self.streams, obj)
-        state = {name: value for name, value in obj.items() if name != checkpoints.KEY}
-        given_out, over = state.pop(_OWN_SAMPLES, None), state.pop(_OVER, False)
-        in_worker = get_worker_info() is not None and given_out is not None
-        if over and not in_worker:
-            state["epoch"], state["sample_in_epoch"], given_out = state["epoch"] + 1, 0, 0
-        super().load_state_dict(state)
-        self._own = (state["epoch"], state["sample_in_epoch"], given_out or 0)
-        self._loaded_in = os.getpid() if in_worker else None
-        if in_worker:
-            # At once: ``StatefulDataLoader`` may let these workers go for those of the next epoch.
-            self.next_epoch = max(self.next_epoch, state["epoch"] + 1)
-        # What is in progress goes on, but is not what will be gone on with.
-        self._begun = None
-
-    def _own_state(self) -> dict[str, Any]:
-        course, begun = self._course, self._begun
-        if course is None or begun is None:
-            state = super().state_dict(0, False)
-            state["epoch"] = max(0, state["epoch"])
-            begun = state["epoch"], state["sample_in_epoch"]
-            return {**state, _OWN_SAMPLES: self._given_out_before(begun)}
-        state = super().state_dict(0, True)
-        state["epoch"], state["sample_in_epoch"] = begun
-        state[_OWN_SAMPLES] = course.given_out
-        return {**state, _OVER: True} if self._over else state
-
-    def _own_work(self, epoch: int, sample_in_epoch: int) -> NDArray[np.int64]:
-        """This worker's part of an epoch that it goes on with by a state of its own.
-
-        Worked out without the others. They may not come: of an epoch that is over nearly
-        everywhere ``StatefulDataLoader`` keeps states of either kind, and it begins an epoch that
-        is over only to let go of it.
-        """
-        world = self._parallel_worker_world
-        # For the settings of the state; the epoch is that of this worker's own.
-        self._resume(world, epoch)
-        work = generate_work(self.batching_method, self, world, epoch, sample_in_epoch)
-        return work[world.node, world.rank_of_node, world.worker_of_rank].flatten()
-
-    def _given_out_before(self, begun: tuple[int, int]) -> int:
-        """Samples that this process gave out before the state was saved that it goes on from.
-
-        Args:
-            begun: Epoch, and where it was begun. A state of an epoch that is over is not gone on
-                with, as in the stock class.
-        """
-        return self._own[2] if self._own is not None and self._own[:2] == begun else 0
 
 
 def _check_number(name: str, value: Any, least: int) -> None:
