@@ -6,6 +6,7 @@ with its own process group, for a few milliseconds. The pytest process never imp
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import json
 import os
@@ -79,11 +80,7 @@ class Forked:
     def _wait_for_group(self, timeout_s: float) -> None:
         """Python's resource tracker removes the shared memory of the child after it."""
         deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
-            try:
-                os.killpg(self.pid, 0)
-            except (ProcessLookupError, PermissionError):
-                return
+        while _has_live_process(self.pid) and time.monotonic() < deadline:
             time.sleep(0.005)
 
     def _signal(self, number: int) -> None:
@@ -91,6 +88,19 @@ class Forked:
             os.killpg(self.pid, number)
         except (ProcessLookupError, PermissionError):
             pass
+
+
+def _has_live_process(group: int) -> bool:
+    """Whether any process of a group runs: who adopts orphans may be slow to bury them."""
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            # After the name, which may hold anything: state, parent, group.
+            state, _, pgid = Path(entry.path, "stat").read_text().rpartition(")")[2].split()[:3]
+            if int(pgid) == group and state not in "ZX":
+                return True
+    return False
 
 
 def fork(function: Callable[..., Any], *args: Any) -> Forked:
