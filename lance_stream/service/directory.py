@@ -10,10 +10,9 @@ import tempfile
 import time
 from dataclasses import dataclass
 
-import psutil
 
 from lance_stream.errors import CacheInUseError, PlanError
-from lance_stream.processes import this_node, this_writer
+from lance_stream.processes import start_time, this_node, this_writer
 from lance_stream.service.runtime import lock_holder, private_directory
 
 __all__ = [
@@ -107,7 +106,7 @@ def claim_directory(path: str) -> DirectoryClaim:
             if holder is None:
                 return DirectoryClaim(path)
             # A process that is being killed lets go in a moment.
-            if (holder and psutil.pid_exists(holder)) or time.monotonic() > deadline:
+            if (holder and start_time(holder) is not None) or time.monotonic() > deadline:
                 msg = (
                     f"local={path!r} is in use by process {_who(path, holder)}: wait for it to "
                     "end, or give another local= (without one, each job gets a directory of its "
