@@ -10,7 +10,6 @@ import tempfile
 import time
 from dataclasses import dataclass
 
-
 from lance_stream.errors import CacheInUseError, PlanError
 from lance_stream.processes import start_time, this_node, this_writer
 from lance_stream.service.runtime import lock_holder, private_directory
