@@ -92,12 +92,10 @@ class Forked:
 
 def _has_live_process(group: int) -> bool:
     """Whether any process of a group runs: who adopts orphans may be slow to bury them."""
-    for entry in os.scandir("/proc"):
-        if not entry.name.isdigit():
-            continue
+    for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             # After the name, which may hold anything: state, parent, group.
-            state, _, pgid = Path(entry.path, "stat").read_text().rpartition(")")[2].split()[:3]
+            state, _, pgid = Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[:3]
             if int(pgid) == group and state not in "ZX":
                 return True
     return False
