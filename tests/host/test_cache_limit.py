@@ -181,7 +181,7 @@ def _check_limited(
     assert limit / 2 < peak <= allowed, over
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_rows_of_very_different_sizes(
     table: str, tmp_path: Path, sizes: list[int], workers: int
 ) -> None:
