@@ -9,7 +9,7 @@ import math
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from dataclasses import field as made
 from numbers import Real
 from typing import Any, Protocol
@@ -27,12 +27,12 @@ from lance_stream.errors import (
 )
 from lance_stream.host.indexes import DEFAULT_RETRY, DEFAULT_TIMEOUT_S
 from lance_stream.host.ranks import Ranks
-from lance_stream.host.settling import job_endpoint, share_endpoint
+from lance_stream.host.settling import Place, job_endpoint, share_endpoint
 from lance_stream.host.shared_names import release_with_datasets
 from lance_stream.host.stream import LanceStream
 from lance_stream.planning.fingerprint import digest
 from lance_stream.planning.growth import Seen, cut
-from lance_stream.planning.rounds import FollowState, Rounds
+from lance_stream.planning.rounds import FollowState, Rounds, selected
 from lance_stream.service.client import poll
 from lance_stream.service.holds import Lease
 from lance_stream.service.messages import Poll, Polled, Window
@@ -143,11 +143,15 @@ class Follower(Iterator[Round]):
         self._request_timeout_s = float(arguments.get("download_timeout") or DEFAULT_TIMEOUT_S)
         retry = arguments.get("download_retry")
         # A store that does not answer is asked again for so long.
-        self._patience_s = self._request_timeout_s * (1 + (retry or DEFAULT_RETRY))
+        attempts = 1 + (DEFAULT_RETRY if retry is None else int(retry))
+        self._patience_s = self._request_timeout_s * attempts
         self._name = redact(f"{self._wanted.uri}/{stream.split}" if stream.split else stream.uri)
-        self._state = FollowState(self._name, rounds, 0, None, {}, None)
+        self._state = FollowState(
+            self._name, rounds, 0, None, {}, None, selection=selected(self._wanted.selection)
+        )
         self._in_progress = False
         self._lease: Lease | None = None
+        self._place: Place | None = None
         release_with_datasets()
 
     def __repr__(self) -> str:
@@ -163,7 +167,7 @@ class Follower(Iterator[Round]):
             LanceStreamError: The table cannot be had.
         """
         if self._in_progress:
-            self._state = self._moved(number=self._state.number + 1)
+            self._state = replace(self._state, number=self._state.number + 1)
             self._in_progress = False
         if self._lease is None:
             self._meet()
@@ -183,20 +187,23 @@ class Follower(Iterator[Round]):
         """Go on from a state: the next round is the one that was in progress.
 
         Raises:
-            StateMismatchError: It is a state of other rounds.
+            StateMismatchError: It is a state of other rounds, or of other rows and columns.
         """
         loaded = FollowState.from_json(state)
-        loaded.check(self._name, self._rounds)
+        loaded.check(self._name, self._rounds, self._wanted.selection)
         if loaded.seen is not None:
             try:
                 Seen.from_json(loaded.seen)
             except (KeyError, TypeError, ValueError) as error:
                 raise StateMismatchError(f"the state is damaged: {error!r}") from error
-        self._state = loaded
+        self._state = replace(loaded, selection=selected(self._wanted.selection))
         self._in_progress = False
 
     def close(self) -> None:
-        """Let go of the download process; streams of rounds keep their own hold on it."""
+        """Let go of the download process and the cache; streams of rounds keep their own hold."""
+        if self._place is not None:
+            self._place.close()
+            self._place = None
         if self._lease is not None:
             self._lease.close()
             self._lease = None
@@ -234,7 +241,7 @@ class Follower(Iterator[Round]):
                 if time.monotonic() - failing_since >= self._patience_s:
                     raise _told(error, self._name) from error
                 logger.warning("%s; looking again in %g s", error, self._poll_seconds)
-                found = None
+                self._renew_lease()
                 self._pause(self._poll_seconds)
                 continue
             now = time.monotonic()
@@ -285,6 +292,7 @@ class Follower(Iterator[Round]):
             fields=tuple((name, kinds.get(name, ""), ids) for name, ids in state.fields.items()),
             texts=tuple(text for text in (selection.filter, selection.subset_key) if text),
         )
+        self._renew_lease()
         try:
             found = poll(job_endpoint(), request)
         except DatasetNotFoundError as error:
@@ -297,6 +305,11 @@ class Follower(Iterator[Round]):
         self._check_columns(found)
         self._keep(found, parts)
         return found
+
+    def _renew_lease(self) -> None:
+        """One process serves all looks, also after one was killed."""
+        if self._lease is not None:
+            self._lease.renew()
 
     def _check_columns(self, found: Polled) -> None:
         """Refuse a table whose selected columns are not what they were."""
@@ -333,17 +346,13 @@ class Follower(Iterator[Round]):
                 start: keep.get(start, identity)
                 for (start, _), identity in zip(parts, found.parts, strict=True)
             }
-        self._state = self._moved(
+        self._state = replace(
+            state,
             seen=json.loads(found.seen),
             identities=known,
             columns=state.columns or found.columns,
             fields=state.fields or dict(found.fields),
         )
-
-    def _moved(self, **changes: Any) -> FollowState:
-        state = self._state
-        values = {name: getattr(state, name) for name in FollowState.__dataclass_fields__}
-        return FollowState(**{**values, **changes})
 
     def _round(self, found: Polled) -> Round:
         state, number = self._state, self._state.number
@@ -359,6 +368,8 @@ class Follower(Iterator[Round]):
             "rounds": repr(self._rounds),
             "validate_hash": arguments.get("validate_hash"),
         }
+        if self._place is None or self._place.family != digest(family):
+            self._place = Place(digest(family))
         window = Window(
             family=digest(family),
             identity=found.identity,

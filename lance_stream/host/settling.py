@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
+import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +32,16 @@ from lance_stream.service.runtime import Endpoint, new_endpoint
 from lance_stream.shards.ledger import create_ledger
 from lance_stream.shards.names import ShardNames
 
-__all__ = ["Hold", "adopt_endpoint", "job_endpoint", "join", "settle", "share_endpoint"]
+__all__ = [
+    "Hold",
+    "Place",
+    "adopt_endpoint",
+    "job_endpoint",
+    "join",
+    "remove_let_go",
+    "settle",
+    "share_endpoint",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +58,78 @@ class Hold:
         """When the stream is gone from the process. Nothing in a forked child."""
         if os.getpid() != self.pid:
             return
-        alone = self.claim.close()
         # Other ranks may go on after this one: the last removes what they share.
-        if alone or not self.shared:
-            for path in self.files:
-                remove(path)
+        _LET_GO.setdefault(self.claim.path, set()).update(self.files)
+        _close(self.claim)
+        if not self.shared:
+            _remove_let_go(self.files)
         self.lease.close()
+
+
+# Files of streams that this process has no more, by directory; other ranks may still have them.
+_LET_GO: dict[str, set[str]] = {}
+
+
+# A child has none of them.
+os.register_at_fork(after_in_child=_LET_GO.clear)
+
+
+def _close(claim: DirectoryClaim) -> None:
+    if claim.close():
+        _remove_let_go(_LET_GO.get(claim.path, ()))
+
+
+def _remove_let_go(files: Iterable[str]) -> None:
+    gone = set(files)
+    for path in gone:
+        remove(path)
+    for directory in list(_LET_GO):
+        _LET_GO[directory] -= gone
+        if not _LET_GO[directory]:
+            del _LET_GO[directory]
+
+
+def remove_let_go(ranks: Ranks) -> None:
+    """On every rank at once: remove what belongs to streams that no rank of the node has left."""
+    if ranks.num_ranks == 1:
+        return
+    files = sorted({path for files in _LET_GO.values() for path in files})
+    said = ranks.each(lambda: {"let_go": files})
+    node = said[ranks.local_leader : ranks.local_leader + ranks.ranks_per_node]
+    _remove_let_go(set.intersection(*({*(theirs or {})["let_go"]} for theirs in node)))
+
+
+class Place:
+    """The cache directory of a family of windows, held also where none of them has a dataset.
+
+    Another job could take it, and the rows that the next window shares with the last would have
+    to be read again.
+    """
+
+    def __init__(self, family: str) -> None:
+        """Hold nothing yet: the first dataset of the family settles where it is."""
+        self.family = family
+        self._claims: list[DirectoryClaim] = []
+        # Also at the end of the process, after the datasets, which are younger.
+        self.close = weakref.finalize(self, _close_all, self._claims)
+        _PLACES.add(self)
+
+    @staticmethod
+    def hold(family: str, directory: str) -> None:
+        """Hold a directory for a family, if anybody follows it in this process."""
+        for place in list(_PLACES):
+            held = [claim.path for claim in place._claims]
+            if place.family == family and place.close.alive and held != [directory]:
+                _close_all(place._claims)
+                place._claims.append(join_directory(directory))
+
+
+_PLACES: weakref.WeakSet[Place] = weakref.WeakSet()
+
+
+def _close_all(claims: list[DirectoryClaim]) -> None:
+    while claims:
+        _close(claims.pop())
 
 
 class _Job:
@@ -128,7 +205,10 @@ def settle(
         claim.close()
         msg = f"cannot use {claim.path} as a cache directory: {error}"
         raise PlanError(msg) from error
+    family = "" if index.window is None else index.window.family
+    Place.hold(family, directory)
     settled = {
+        "family": family,
         "stream": digest({"ledger": ledger}, 24),
         "directory": directory,
         "index": path,
@@ -143,5 +223,6 @@ def join(settled: dict[str, Any]) -> Hold:
     """On the other ranks of the node: take part in what the first one settled."""
     _Job.endpoint = Endpoint(settled["endpoint"])
     claim = join_directory(settled["directory"])
+    Place.hold(settled["family"], settled["directory"])
     files = (settled["ledger"], settled["stats"])
     return Hold(claim, Lease(job_endpoint()), files, shared=True, pid=os.getpid())

@@ -30,7 +30,7 @@ from lance_stream.host.local import check_only_copies, find_shards
 from lance_stream.host.places import marked
 from lance_stream.host.ranks import Ranks, order_of
 from lance_stream.host.reader import LanceReader
-from lance_stream.host.settling import Hold, job_endpoint, join
+from lance_stream.host.settling import Hold, job_endpoint, join, remove_let_go
 from lance_stream.host.shared_names import release_dead
 from lance_stream.host.starting import start_safely
 from lance_stream.host.watch import watch_caller
@@ -345,6 +345,7 @@ class LanceStream(Stream):
         ranks.require_equal({**self._arguments(), **order_of(dataset)})
         if self._wanted.window is not None:
             release_dead(ranks)
+            remove_let_go(ranks)
         local = self._local_directory()
         with marked(ranks, local) as mark:
             settled, hold = agree(

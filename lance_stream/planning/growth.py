@@ -271,6 +271,8 @@ def changed_column(
             what = "was dropped or renamed"
         elif found.kind != column.kind and column.kind:
             what = f"is {found.kind}"
+        elif found.ids[0] == column.ids[0]:
+            what = f"has other fields inside ({found.kind})"
         else:
             what = f"is another column of that name ({found.kind})"
         return f"column {name!r} was {column.kind or 'there'}", what

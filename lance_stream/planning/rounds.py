@@ -8,10 +8,13 @@ from typing import Any
 
 from lance_stream.errors import PlanError, StateMismatchError
 from lance_stream.planning.rows import RowRange
+from lance_stream.planning.selection import Selection
 
-__all__ = ["FollowState", "Rounds"]
+__all__ = ["FollowState", "Rounds", "selected"]
 
 _FORMAT = 1
+# Other columns, or columns in other expressions, have other numbers.
+_WATCHED = ("columns", "filter", "subset", "subset_key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,8 @@ class FollowState:
         columns: Name and type of each selected column; None while the table was not seen.
         fields: Numbers of the fields of each column that rounds go by, filters included; none
             while the table was not seen, and in the states of old.
+        selection: Which rows and columns were asked for (see ``selected``); None in the states of
+            old.
     """
 
     uri: str
@@ -76,6 +81,7 @@ class FollowState:
     identities: dict[int, str]
     columns: tuple[tuple[str, str], ...] | None
     fields: dict[str, tuple[int, ...]] = made(default_factory=dict)
+    selection: dict[str, Any] | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The state as JSON values."""
@@ -90,6 +96,7 @@ class FollowState:
             "parts": [[start, identity] for start, identity in sorted(self.identities.items())],
             "columns": None if self.columns is None else [list(pair) for pair in self.columns],
             "fields": {name: list(ids) for name, ids in self.fields.items()},
+            "selection": self.selection,
         }
 
     @classmethod
@@ -112,6 +119,7 @@ class FollowState:
                 identities={int(start): str(identity) for start, identity in value["parts"]},
                 columns=None if columns is None else tuple((str(n), str(t)) for n, t in columns),
                 fields={str(n): tuple(map(int, ids)) for n, ids in fields.items()},
+                selection=_selection(value.get("selection")),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             if isinstance(error, StateMismatchError):
@@ -119,8 +127,8 @@ class FollowState:
             msg = f"this is not a state of follow(), or it is damaged: {error!r}"
             raise StateMismatchError(msg) from error
 
-    def check(self, uri: str, rounds: Rounds) -> None:
-        """Refuse to go on with other rounds.
+    def check(self, uri: str, rounds: Rounds, selection: Selection) -> None:
+        """Refuse to go on with other rounds, or with other rows and columns in them.
 
         Raises:
             StateMismatchError: Names the argument and both values.
@@ -131,6 +139,9 @@ class FollowState:
             "window_rounds": (self.rounds.window_rounds, rounds.window_rounds),
             "start": (self.rounds.start, rounds.start),
         }
+        if self.selection is not None:
+            given_now = selected(selection)
+            pairs |= {name: (self.selection[name], given_now[name]) for name in given_now}
         for name, (saved, given) in pairs.items():
             if saved != given:
                 msg = (
@@ -138,3 +149,12 @@ class FollowState:
                     f"{name}={given!r}: give what it was, or start without the state"
                 )
                 raise StateMismatchError(msg)
+
+
+def selected(selection: Selection) -> dict[str, Any]:
+    """What of a selection decides which columns a follower has to watch, as JSON values."""
+    return {name: selection.as_json()[name] for name in _WATCHED}
+
+
+def _selection(value: Any) -> dict[str, Any] | None:
+    return None if value is None else {name: value[name] for name in _WATCHED}

@@ -150,14 +150,18 @@ def claim_default_directory(
         fingerprint: Of what is cached.
         first_slot: Which directory to try first. Nodes that share them take different ones, also
             where the locks of one node do not reach the others.
-        again: Whether one that this process holds already will do.
+        again: Whether one that this process holds already will do, and comes first.
 
     Raises:
         CacheInUseError: Too many jobs at the same time.
     """
-    root = make_default_root()
-    for slot in range(first_slot, first_slot + _MAX_SLOTS):
-        name = fingerprint[:20] + (f".{slot}" if slot else "")
+    root = os.path.realpath(make_default_root())
+    slots = range(first_slot, first_slot + _MAX_SLOTS)
+    names = [fingerprint[:20] + (f".{slot}" if slot else "") for slot in slots]
+    if again:
+        # What was cached there is of use, also when one with a lower number is free by now.
+        names.sort(key=lambda name: os.path.join(root, name) not in _HELD)
+    for name in names:
         path = os.path.realpath(private_directory(os.path.join(root, name)))
         # Also not one of our own: two datasets with a cache limit would evict each other's.
         if (again or path not in _HELD) and _try_claim(path) is None:

@@ -88,7 +88,11 @@ def _followed(now: Version, request: Poll) -> Sequence[str]:
     """The columns that rounds go by: the selected ones, and those in expressions and filters."""
     if request.columns is None:
         return list(now.columns)
-    return growth.mentioned(now.columns, [*(sql for _, sql in request.columns), *request.texts])
+    # The name of a column is that, whatever it would be as SQL.
+    plain = {sql for _, sql in request.columns if sql in now.columns}
+    texts = [*(sql for _, sql in request.columns if sql not in plain), *request.texts]
+    found = {*plain, *growth.mentioned(now.columns, texts)}
+    return [name for name in now.columns if name in found]
 
 
 def _selected(table: GrowingTable, request: Poll) -> tuple[tuple[str, str], ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import socket
 import threading
 from typing import ClassVar
@@ -73,12 +74,26 @@ class Lease:
         """Take hold, starting the process if need be."""
         self._endpoint = endpoint
         self._pid = os.getpid()
+        self._hold(1)
+
+    def renew(self) -> None:
+        """Take hold of a fresh process, if that which was held is gone.
+
+        Raises:
+            DownloadProcessError: It cannot be started.
+        """
+        self._hold(0)
+
+    def _hold(self, more: int) -> None:
         with _Leases.lock:
-            count, connection = _Leases.by_endpoint.get(endpoint, (0, None))
+            count, connection = _Leases.by_endpoint.get(self._endpoint, (0, None))
+            if connection is not None and not _is_open(connection):
+                close(connection)
+                connection = None
             if connection is None:
-                connection = connect(endpoint)
+                connection = connect(self._endpoint)
                 keep_from_children(connection)
-            _Leases.by_endpoint[endpoint] = (count + 1, connection)
+            _Leases.by_endpoint[self._endpoint] = (count + more, connection)
 
     def close(self) -> None:
         """Let go of the process."""
@@ -90,6 +105,15 @@ class Lease:
                 _Leases.by_endpoint[self._endpoint] = (count - 1, connection)
                 return
         close(connection)
+
+
+def _is_open(connection: socket.socket) -> bool:
+    """Whether the other side is there; nothing is ever sent on a lease's connection."""
+    if connection.fileno() < 0:
+        return False
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    return not poll.poll(0)
 
 
 def _after_fork_in_child() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Mapping
@@ -58,7 +59,7 @@ class StorageOptions:
             elif due:
                 try:
                     self._made = self._make()
-                except CredentialsError as error:
+                except (CredentialsError, PlanError) as error:
                     left_s = (self._lapse_at or 0.0) - time.time()
                     if left_s <= 0:
                         raise
@@ -95,12 +96,14 @@ class StorageOptions:
         function = load_function("storage_options", str(self._function), self._search_path)
         try:
             returned = function()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             msg = f"storage_options={self._function!r} raised {type(error).__name__}: {error}"
             raise CredentialsError(msg) from error
         try:
             options, expiry = returned
             expiry = None if expiry is None else float(expiry)
+            if expiry is not None and not math.isfinite(expiry):
+                raise ValueError(f"expiry {expiry} is no time")
             return {str(k): str(v) for k, v in options.items()}, expiry
         except Exception as error:
             msg = (

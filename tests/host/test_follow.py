@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
 import re
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -16,7 +18,7 @@ import pytest
 from streaming import StreamingDataset
 
 import lance_stream
-from lance_stream import LanceStreamingDataset, follow
+from lance_stream import LanceStream, LanceStreamingDataset, follow
 from lance_stream.errors import (
     EmptyStreamError,
     NoNewDataError,
@@ -24,9 +26,10 @@ from lance_stream.errors import (
     StateMismatchError,
     TableChangedError,
 )
+from lance_stream.host.settling import job_endpoint
 from tests.support.forked import fork, run_forked
 from tests.support.producer import Producer
-from tests.support.streams import ORDER, batches, ids
+from tests.support.streams import ORDER, batches, ids, wait_until
 
 FAST: dict[str, Any] = {"poll_seconds": 0.02, "timeout": 0.0, "shard_rows": 7}
 
@@ -601,6 +604,93 @@ def test_the_data_of_an_earlier_round_goes_on(plain: Producer, uri: str) -> None
     ]
 
 
+def _apart(uri: str, local: Any, gate: Path, number: int) -> list[Any]:
+    """A job that drops each dataset before the next round; which directory, and what it read."""
+    said = []
+    for each in rounds(
+        follow(uri, rows_per_round=4, window_rounds=3, **{**FAST, "shard_rows": 2})
+    ):
+        stream = each.stream(local)
+        data = LanceStreamingDataset(streams=[stream], batch_size=2)
+        found = sorted(int(row["i"]) for row in data)
+        said.append([found, data.streams[0].local, fetched(stream)])
+        del data, stream
+        gc.collect()
+        # The other job begins its round now, where nothing of this one is in use.
+        (gate / f"{number}-{each.number}").touch()
+        other = gate / f"{1 - number}-{each.number}"
+        wait_until(other.exists, 30, "the other job has read this round")
+    return said
+
+
+def test_jobs_keep_their_directories_between_rounds(
+    plain: Producer, uri: str, tmp_path: Path
+) -> None:
+    plain.append(24)
+    jobs = [fork(_apart, uri, None, tmp_path, number) for number in range(2)]
+    places = set()
+    for job in jobs:
+        said = job.wait(60)
+        assert [len(rows) for rows, *_ in said] == [4, 8, 12, 12, 12, 12]
+        # Each shard is read once, whatever the other job does meanwhile.
+        assert [num for *_, num in said] == [2] * 6
+        assert len({place for _, place, _ in said}) == 1
+        places.add(said[0][1])
+    assert len(places) == 2
+
+
+def test_another_job_is_refused_also_between_two_rounds(
+    plain: Producer, uri: str, tmp_path: Path
+) -> None:
+    plain.append(20)
+    local = str(tmp_path / "cache")
+
+    def run() -> None:
+        follower = follow(uri, rows_per_round=10, local=local, **FAST)
+        assert rows_of(next(follower).stream()) == list(range(10))
+        gc.collect()
+        said = fork(lambda: rows_of(LanceStream(uri, local=local, shard_rows=7)))
+        with pytest.raises(AssertionError, match=f"is in use by process {os.getpid()}"):
+            said.wait(30)
+        assert rows_of(next(follower).stream()) == list(range(10, 20))
+        follower.close()
+        gc.collect()
+        again = fork(lambda: rows_of(LanceStream(uri, local=local, shard_rows=7)))
+        assert again.wait(30) == list(range(20))
+
+    run_forked(run)
+
+
+def test_one_download_process_for_all_looks_after_one_was_killed(
+    plain: Producer, uri: str
+) -> None:
+    """Which is longer between two looks than a download process stays without a hold."""
+    plain.append(5)
+
+    def run() -> list[Any]:
+        stop, pids = threading.Event(), []
+        follower = follow(uri, rows_per_round=10, poll_seconds=4.0, stop=stop)
+        waiting = threading.Thread(target=lambda: list(follower))
+        waiting.start()
+
+        def pid() -> int | None:
+            return job_endpoint().pid()
+
+        wait_until(pid, 20, "the first look was made")
+        first = pid()
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: pid() not in (None, first), 20, "the next look was made")
+        for _ in range(90):
+            pids.append(pid())
+            time.sleep(0.1)
+        stop.set()
+        waiting.join(20)
+        return pids
+
+    assert len(set(run_forked(run))) == 1
+
+
 def test_filters_and_layouts_go_by_round(producer: Producer, uri: str) -> None:
     producer.append(60)
     producer.append(5, times=8)
@@ -721,6 +811,8 @@ def test_arguments_and_states_are_checked(uri: str) -> None:
         follow(uri, rows_per_round=4).load_state_dict(state)
         with pytest.raises(StateMismatchError, match="rows_per_round=4, and this one was given"):
             follow(uri, rows_per_round=5).load_state_dict(state)
+        with pytest.raises(StateMismatchError, match="filter=None, and this one was given"):
+            follow(uri, rows_per_round=4, filter="i > 1").load_state_dict(state)
         with pytest.raises(StateMismatchError, match="not a state of follow"):
             follow(uri, rows_per_round=4).load_state_dict({"epoch": 1})
         with pytest.raises(StateMismatchError, match="format 99"):

@@ -13,6 +13,7 @@ from torch import distributed as dist
 from torch.utils.data import DataLoader
 
 from lance_stream import LanceStreamingDataset, StateMismatchError, follow
+from lance_stream.host.settling import job_endpoint
 from tests.multi.ranks import ForkedRanks
 from tests.support.producer import Producer
 from tests.support.streams import identity
@@ -75,6 +76,46 @@ def test_ranks_share_each_round(tmp_path: Path, per_node: int) -> None:
         assert sorted(first[2] + second[2]) == list(range(*window))
     names = [each[4] for each in said[0]]
     assert max(names[3:]) <= max(names[:3]), names
+
+
+@pytest.mark.parametrize("how", ["assign", "del"])
+def test_ranks_leave_nothing_of_finished_rounds(tmp_path: Path, how: str) -> None:
+    """Also where the next dataset is made before the last one goes."""
+    uri, local = str(tmp_path / "t.lance"), str(tmp_path / "cache")
+    rounds = 8
+
+    def rank(number: int) -> list[Any]:
+        dist.init_process_group("gloo")
+        follower = follow(
+            uri, rows_per_round=ROWS, window_rounds=2, timeout=30, shard_rows=5, local=local
+        )
+        said, data = [], None
+        for each in follower:
+            if how == "del":
+                data = None
+                gc.collect()
+            data = LanceStreamingDataset(
+                streams=[each.stream()], batch_size=4, num_canonical_nodes=1
+            )
+            assert list(data)
+            dist.barrier()
+            names = os.listdir(local)
+            ledgers = [name for name in names if name.startswith(".ledger-")]
+            indexes = [name for name in names if "index" in name]
+            boards = os.listdir(f"{job_endpoint().directory}/boards")
+            said.append([len(ledgers), len(indexes), len(boards)])
+            dist.barrier()
+            if each.number == rounds - 1:
+                break
+        dist.destroy_process_group()
+        return said
+
+    with Producer(uri) as producer:
+        producer.append(rounds * ROWS)
+        with ForkedRanks(rank, 2, per_node=2) as ranks:
+            said = ranks.results(110)
+    assert max(max(each) for one in said for each in one) <= 2
+    assert not [name for name in os.listdir(local) if name.startswith(".ledger-")]
 
 
 def test_ranks_that_follow_differently_are_told(tmp_path: Path) -> None:

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from lance_stream.errors import PlanError, StateMismatchError
-from lance_stream.planning.rounds import FollowState, Rounds
+from lance_stream.planning.rounds import FollowState, Rounds, selected
 from lance_stream.planning.rows import RowRange
+from lance_stream.planning.selection import Selection
 
+ALL = Selection()
 STATE = FollowState(
     "s3://b/t.lance",
     Rounds(10, 3, 5),
@@ -18,6 +20,7 @@ STATE = FollowState(
     {25: "a", 35: "b"},
     (("i", "int64"),),
     {"i": (0,), "s": (1, 2)},
+    selected(ALL),
 )
 
 
@@ -37,13 +40,29 @@ def test_rounds_are_checked(arguments: Any) -> None:
 
 def test_a_state_is_json() -> None:
     assert FollowState.from_json(json.loads(json.dumps(STATE.as_json()))) == STATE
-    STATE.check("s3://b/t.lance", Rounds(10, 3, 5))
+    STATE.check("s3://b/t.lance", Rounds(10, 3, 5), ALL)
 
 
 def test_a_state_of_old_knows_no_fields() -> None:
     old = STATE.as_json()
     del old["fields"]
     assert FollowState.from_json(old) == replace(STATE, fields={})
+
+
+@pytest.mark.parametrize(
+    ("selection", "says"),
+    [
+        (Selection(filter="x > 1"), "filter=None, and this one was given filter='x > 1'"),
+        (Selection(columns=(("i", "i"),)), r"columns=None, and .* columns=\[\['i', 'i'\]\]"),
+        (Selection(subset=(0.0, 0.5), subset_key="i"), r"subset=None, .* subset=\[0.0, 0.5\]"),
+    ],
+)
+def test_a_state_of_other_rows_and_columns_is_refused(selection: Selection, says: str) -> None:
+    with pytest.raises(StateMismatchError, match=says):
+        STATE.check(STATE.uri, STATE.rounds, selection)
+    old = STATE.as_json()
+    del old["selection"]
+    FollowState.from_json(old).check(STATE.uri, STATE.rounds, selection)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +76,7 @@ def test_a_state_of_old_knows_no_fields() -> None:
 )
 def test_a_state_of_other_rounds_is_refused(uri: str, rounds: Rounds, says: str) -> None:
     with pytest.raises(StateMismatchError, match=says):
-        STATE.check(uri, rounds)
+        STATE.check(uri, rounds, ALL)
 
 
 @pytest.mark.parametrize(
@@ -65,6 +84,7 @@ def test_a_state_of_other_rounds_is_refused(uri: str, rounds: Rounds, says: str)
     [
         ({"format": 2}, "format 2, this lance_stream reads 1"),
         ({"fields": [1]}, "not a state of follow"),
+        ({"selection": {"filter": None}}, "not a state of follow"),
         ({"fields": {"i": ["a"]}}, "not a state of follow"),
         ({"parts": [1]}, "not a state of follow"),
         ({"rows_per_round": 0}, "not a state of follow"),

@@ -290,6 +290,19 @@ def test_default_directories_are_distinct_and_found_again(root: Path) -> None:
     again.close()
 
 
+def test_one_that_is_held_comes_before_one_that_is_free(root: Path) -> None:
+    first = claim_default_directory(FINGERPRINT)
+    second = claim_default_directory(FINGERPRINT)
+    first.close()
+    again = claim_default_directory(FINGERPRINT, again=True)
+    assert again.path == second.path
+    again.close()
+    second.close()
+    free = claim_default_directory(FINGERPRINT, again=True)
+    assert free.path == first.path
+    free.close()
+
+
 def test_jobs_get_default_directories_of_their_own(root: Path) -> None:
     with process(CLAIM_DEFAULT, FINGERPRINT) as (holder, first):
         assert first == str(root / FINGERPRINT[:20])

@@ -42,17 +42,22 @@ def test_fixed_options_are_never_made_anew() -> None:
     assert storage.current() == ({"key": "1"}, 0)
 
 
+@pytest.mark.parametrize("how", ["raises", "exits", "returns nothing"])
 def test_a_function_that_fails_once_ends_nothing_while_its_options_are_good(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     now, away = [1000.0], [False]
     monkeypatch.setattr(options.time, "time", lambda: now[0])
     calls = []
 
-    def keys() -> tuple[dict[str, object], float]:
+    def keys() -> tuple[dict[str, object], float] | None:
         calls.append(now[0])
-        if away[0]:
+        if away[0] and how == "raises":
             raise TimeoutError("503, try again")
+        if away[0] and how == "exits":
+            raise SystemExit(3)
+        if away[0]:
+            return None
         return {"key": now[0]}, now[0] + 100
 
     monkeypatch.setattr(options, "load_function", lambda *_: keys)
@@ -68,17 +73,26 @@ def test_a_function_that_fails_once_ends_nothing_while_its_options_are_good(
     assert calls[2:] == [1050.0]
     # Lapsed, or refused: there is nothing to go on with.
     now[0] = 1100.0
-    with pytest.raises(CredentialsError, match=r"module:keys.*TimeoutError: 503, try again"):
+    wrong = {
+        "raises": (CredentialsError, r"module:keys.*TimeoutError: 503, try again"),
+        "exits": (CredentialsError, r"module:keys.*SystemExit: 3"),
+        "returns nothing": (PlanError, r"module:keys.*TypeError"),
+    }
+    error, says = wrong[how]
+    with pytest.raises(error, match=says):
         storage.current()
     away[0] = False
     assert storage.current() == ({"key": "1100.0"}, 2)
     away[0] = True
     storage.renew(2)
-    with pytest.raises(CredentialsError):
+    with pytest.raises(error, match=says):
         storage.current()
 
 
-@pytest.mark.parametrize("returned", [None, {"key": "1"}, ({"key": "1"}, "soon"), ("key", None)])
+@pytest.mark.parametrize(
+    "returned",
+    [None, {"key": "1"}, ({"key": "1"}, "soon"), ({"key": "1"}, float("nan")), ("key", None)],
+)
 def test_a_function_that_returns_something_else(
     monkeypatch: pytest.MonkeyPatch, returned: object
 ) -> None:
