@@ -29,7 +29,7 @@ from lance_stream.service.launcher import peer_uid
 from lance_stream.service.metrics import serve_metrics, stats_of
 from lance_stream.service.pins import Pins
 from lance_stream.service.plans import Plans
-from lance_stream.service.runtime import Endpoint
+from lance_stream.service.runtime import Endpoint, boards_are_needed
 from lance_stream.service.scheduler import Scheduler
 from lance_stream.service.stream_source import StreamSource
 from lance_stream.service.tallies import Tallies
@@ -114,10 +114,10 @@ class Server:
         self._idle: asyncio.TimerHandle | None = None
 
     async def run(self) -> bool:
-        """Serve until no client is left, or the process is told to end or retires itself.
+        """Serve until nobody needs it, or the process is told to end or retires itself.
 
         Returns:
-            Whether there are clients still, who will ask for a fresh process.
+            Whether there are clients or datasets still, who will ask for a fresh process.
         """
         for lost in self._journal.take_over():
             self._scheduler.handle(lost, self._loop.time())
@@ -141,7 +141,7 @@ class Server:
         for client in list(self._clients.values()):
             with contextlib.suppress(OSError, asyncio.TimeoutError):
                 await asyncio.wait_for(client.writer.drain(), 1.0)
-        return bool(self._clients)
+        return bool(self._clients) or boards_are_needed(self._endpoint)
 
     async def _end_sharing(self) -> None:
         """Put what waits into shared caches; not for ever, whatever hangs."""
@@ -268,7 +268,12 @@ class Server:
             self._idle.cancel()
 
         def end() -> None:
-            if not self._clients:
+            if self._clients:
+                return
+            # The trainer of a dataset may have been connected only to one that died before.
+            if boards_are_needed(self._endpoint):
+                self._end_unless_used(self._limits.linger_s)
+            else:
                 self.ended.set()
 
         self._idle = self._loop.call_later(after_s, end)
