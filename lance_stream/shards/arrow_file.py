@@ -163,5 +163,6 @@ def _batches(
 def _json(data: bytes) -> Any:
     try:
         return json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
+        # Brackets in brackets: whatever it is, it is none of ours.
         return None

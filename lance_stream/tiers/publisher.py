@@ -12,7 +12,7 @@ from lance_stream.tiers.backlog import Backlog
 from lance_stream.tiers.counts import PublisherCounts
 from lance_stream.tiers.shard_cache import CheckedCache
 
-__all__ = ["Check", "Publisher"]
+__all__ = ["Check", "Publisher", "passes"]
 
 logger = logging.getLogger(__name__)
 
@@ -20,6 +20,15 @@ _MAX_HELD_BYTES = 64 << 20
 
 # Whether the bytes of a shard file are whole and the right ones.
 Check = Callable[[memoryview], bool]
+
+
+def passes(check: Check | None, content: memoryview) -> bool:
+    """Whether content is right; not if it is so odd that the check itself fails."""
+    try:
+        return check is None or check(content)
+    except Exception as error:
+        logger.debug("content that cannot even be checked: %r", error)
+        return False
 
 
 class _Opened:
@@ -167,7 +176,7 @@ class Publisher:
             return
         finally:
             del opened
-        if check is not None and not check(memoryview(content)):
+        if not passes(check, memoryview(content)):
             logger.warning("%s is damaged and is not put into the shared cache", path)
             self._count(damaged=1)
             return

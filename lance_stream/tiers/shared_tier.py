@@ -24,7 +24,7 @@ from dataclasses import replace
 
 from lance_stream.tiers.counts import SharedTierCounts
 from lance_stream.tiers.opening import open_tiers
-from lance_stream.tiers.publisher import Check, Publisher
+from lance_stream.tiers.publisher import Check, Publisher, passes
 
 __all__ = ["Check", "SharedTier", "shard_key"]
 
@@ -116,7 +116,7 @@ class SharedTier:
             found = self._cache.read(key, rows=rows, timeout_s=timeout_s)
             if found is None:
                 return None
-            if check is not None and not check(found.data):
+            if not passes(check, found.data):
                 refused = 1
                 self._cache.delete(key)
                 return None

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -71,6 +73,30 @@ def test_an_mds_file_of_fewer_rows_is_not_intact(tmp_path: Path) -> None:
     write_shard("mds", str(path), TABLE.slice(0, 2), fewer)
     assert is_intact("mds", memoryview(path.read_bytes()), fewer, TABLE.schema)
     assert not is_intact("mds", memoryview(path.read_bytes()), HEADER, TABLE.schema)
+
+
+@each_format
+def test_what_says_of_itself_only_brackets_is_not_intact(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache_format: str
+) -> None:
+    """More than JSON can be nested: signed as right, which anybody can do."""
+    path, brackets = str(tmp_path / "deep"), "[" * 200_000
+    whole = json.dumps
+
+    def dumps(value: Any, **options: Any) -> str:
+        return whole(value, **options).replace('"brackets"', brackets)
+
+    checksum = HEADER.checksum
+    with monkeypatch.context() as patch:
+        patch.setattr(json, "dumps", dumps)
+        patch.setattr(ShardHeader, "as_json", lambda _: "brackets")
+        patch.setattr(ShardHeader, "checksum", checksum)
+        write_shard(cache_format, path, TABLE, HEADER)
+    content = Path(path).read_bytes()
+    assert content.count(brackets.encode()) == 1
+    assert not is_intact(cache_format, memoryview(content), HEADER, TABLE.schema)
+    with pytest.raises(ShardCorruptError, match="header|configuration"):
+        open_shard(cache_format, path, HEADER, TABLE.schema, verified=None)
 
 
 @each_format
