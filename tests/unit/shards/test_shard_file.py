@@ -95,7 +95,7 @@ def test_what_says_of_itself_only_brackets_is_not_intact(
     content = Path(path).read_bytes()
     assert content.count(brackets.encode()) == 1
     assert not is_intact(cache_format, memoryview(content), HEADER, TABLE.schema)
-    with pytest.raises(ShardCorruptError, match="header|configuration"):
+    with pytest.raises(ShardCorruptError, match=r"header|configuration"):
         open_shard(cache_format, path, HEADER, TABLE.schema, verified=None)
 
 

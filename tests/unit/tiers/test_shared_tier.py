@@ -107,6 +107,25 @@ def test_what_the_check_refuses_is_not_taken_and_goes(
     assert tier.counts().refused == 1
 
 
+def test_what_was_refused_and_cannot_be_deleted_is_overwritten(
+    tier: SharedTier,
+    inner: MemoryShardCache,
+    shard: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def is_right(content: memoryview) -> bool:
+        return content == shard.read_bytes()
+
+    monkeypatch.setattr(inner, "delete", lambda key: None)
+    tier._cache.write(KEY, b"wrong", rows=10)
+    target = str(tmp_path / "target")
+    assert tier.take(KEY, target, 10, check=is_right) is None
+    assert tier.offer(KEY, str(shard), 10, check=is_right)
+    assert tier.wait(5)
+    assert tier.take(KEY, target, 10, check=is_right) == 25600
+
+
 def test_a_damaged_file_is_not_offered(
     tier: SharedTier, inner: MemoryShardCache, shard: Path
 ) -> None:
