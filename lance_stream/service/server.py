@@ -16,6 +16,7 @@ import socket
 import stat
 import struct
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -47,6 +48,7 @@ _SHOW_EVERY_S = 0.05
 _SHOW_SHARED_EVERY_S = 1.0
 # How long it stays to put what it fetched into shared caches.
 _SHARE_S = 10.0
+_MAX_UNTOLD = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,7 @@ class Server:
         self._showing: asyncio.TimerHandle | None = None
         self._clients: dict[int, _Client] = {}
         self._attempts: dict[events.Key, Attempt] = {}
+        self._untold: deque[str] = deque(maxlen=_MAX_UNTOLD)
         self._connections = 0
         self._retired = False
         self._loop = asyncio.get_running_loop()
@@ -239,6 +242,8 @@ class Server:
             self._sources[message.stream], self._ledgers[message.stream] = source, ledger
             self._refused.pop(message.stream, None)
         client.streams.add(message.stream)
+        while self._untold:
+            self._send(client, m.Warned(self._untold.popleft()))
 
     def _forget(self, client: _Client, stream: str) -> None:
         client.streams.discard(stream)
@@ -326,6 +331,9 @@ class Server:
             client = next((each for each in self._clients.values() if each.streams), None)
             if client is not None:
                 self._send(client, m.Warned(text))
+            else:
+                # Between two epochs, say. It is told once, so whoever comes next hears of it.
+                self._untold.append(text)
 
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(send)
