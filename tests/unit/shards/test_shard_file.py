@@ -9,7 +9,7 @@ import pytest
 
 from lance_stream.errors import ShardCorruptError
 from lance_stream.shards.arrow_file import ArrowShard
-from lance_stream.shards.header import ShardHeader
+from lance_stream.shards.header import ShardHeader, sign
 from lance_stream.shards.mds_file import MdsShard
 from lance_stream.shards.shard_file import (
     FORMATS,
@@ -66,6 +66,24 @@ def test_what_is_intact_has_the_rows_and_columns_that_were_planned(
     assert not intact(written("columns", TABLE.select(["a"])))
     other = TABLE.set_column(1, "a", pa.array([1.0, 2.0, 3.0]))
     assert not intact(written("types", other))
+
+
+def test_a_small_file_that_unpacks_to_much_is_not_unpacked(tmp_path: Path) -> None:
+    table = pa.table({"b": ["\0" * (1 << 26), "", ""], "a": [1, 2, 3]}).combine_chunks()
+    # What write_shard writes, but compressed.
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    path, check = tmp_path / "bomb", HEADER.checksum.placeholder()
+    metadata = {b"lance_stream.shard": HEADER.to_bytes(), b"lance_stream.check": check}
+    with pa.ipc.new_file(path, TABLE.schema, options=options, metadata=metadata) as writer:
+        writer.write_table(table)
+    sign(str(path), HEADER)
+    content = memoryview(path.read_bytes())
+    assert len(content) < 100_000
+    pool = pa.default_memory_pool()
+    del table
+    before = pool.total_bytes_allocated()
+    assert not is_intact("arrow", content, HEADER, TABLE.schema)
+    assert pool.total_bytes_allocated() - before < 1 << 20
 
 
 def test_an_mds_file_of_fewer_rows_is_not_intact(tmp_path: Path) -> None:
