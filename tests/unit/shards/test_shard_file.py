@@ -68,6 +68,27 @@ def test_what_is_intact_has_the_rows_and_columns_that_were_planned(
     assert not intact(written("types", other))
 
 
+def test_an_arrow_file_with_wrong_offsets_is_not_intact(tmp_path: Path) -> None:
+    offsets = pa.array([0, 1, 900_000, 4], pa.int32()).buffers()[1]
+    text = pa.StringArray.from_buffers(3, offsets, pa.py_buffer(b"x\xc3\xbcy"))
+    table = pa.table({"b": text, "a": [1, 2, 3]})
+    write_shard("arrow", str(tmp_path / "s"), table, HEADER)
+    content = memoryview((tmp_path / "s").read_bytes())
+    assert not is_intact("arrow", content, HEADER, table.schema)
+
+
+def test_values_that_a_table_may_hold_are_intact(tmp_path: Path) -> None:
+    """Though Arrow calls them invalid."""
+    odd = [
+        pa.array([1, 2, 3], pa.int64()).view(pa.date64()),
+        pa.array([-1, 0, 1 << 20], pa.int32()).view(pa.time32("s")),
+    ]
+    table = pa.table({"d": odd[0], "s": pa.StructArray.from_arrays(odd, ["d", "t"])})
+    write_shard("arrow", str(tmp_path / "s"), table, HEADER)
+    content = memoryview((tmp_path / "s").read_bytes())
+    assert is_intact("arrow", content, HEADER, table.schema)
+
+
 def test_a_small_file_that_unpacks_to_much_is_not_unpacked(tmp_path: Path) -> None:
     table = pa.table({"b": ["\0" * (1 << 26), "", ""], "a": [1, 2, 3]}).combine_chunks()
     # What write_shard writes, but compressed.
