@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pymemcache.client.base import PooledClient
 from pymemcache.exceptions import MemcacheServerError, MemcacheUnexpectedCloseError
@@ -99,7 +99,7 @@ class MemcachedCache(ShardCache):
     def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
         """See ``ShardCache``."""
         names = [self._prefix + key for key in keys]
-        found: dict[str, bytes] = {}
+        found: dict[Any, bytes] = {}
         for start in range(0, len(names), _GET_MANY):
             some = names[start : start + _GET_MANY]
             given = self._again(lambda some=some: self._client.get_many(some))
