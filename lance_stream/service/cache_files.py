@@ -14,7 +14,14 @@ from lance_stream.processes import is_alive, this_node, this_writer
 from lance_stream.shards.paths import index_name, new_temporary_name
 from lance_stream.shards.regular import read_regular
 
-__all__ = ["lay_down_index", "ledger_path", "remove", "sweep_ledgers", "sweep_left_behind"]
+__all__ = [
+    "lay_down_index",
+    "ledger_owner",
+    "ledger_path",
+    "remove",
+    "sweep_ledgers",
+    "sweep_left_behind",
+]
 
 # A ledger that is used is written to, if only when an epoch begins.
 _FOREIGN_AGE_S = 30 * 86400.0
@@ -49,6 +56,14 @@ def ledger_path(directory: str, token: str, fingerprint: str) -> str:
     """Path for a ledger that this process makes in a cache directory; names the index, too."""
     pid, started, node = this_writer()
     return os.path.join(directory, f".ledger-{pid}-{started}-n{node}-{token}.{fingerprint}")
+
+
+def ledger_owner(path: str) -> tuple[int, int] | None:
+    """Pid and start time of the process that made a ledger; None if that is of another node."""
+    parts = os.path.basename(path).split("-")
+    if len(parts) != 5 or parts[3] != f"n{this_node()}":
+        return None
+    return int(parts[1]), int(parts[2])
 
 
 def sweep_ledgers(directory: str) -> None:

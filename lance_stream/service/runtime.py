@@ -35,9 +35,13 @@ from pathlib import Path
 from typing import ClassVar
 
 from lance_stream.errors import DownloadProcessError
+from lance_stream.processes import is_alive
+from lance_stream.telemetry.board import board_path, read_board
 
 __all__ = [
+    "SERVER_BOARD",
     "Endpoint",
+    "boards_are_needed",
     "endpoints",
     "lock_holder",
     "lock_is_held",
@@ -49,6 +53,8 @@ __all__ = [
 
 # sun_path holds 108 bytes with the closing NUL.
 _MAX_SOCKET_PATH = 107
+# The board of the download process itself, among those of a stream.
+SERVER_BOARD = "server"
 _STALE_AFTER_S = 120.0
 # struct flock of 64-bit Linux: type, whence, start, length, pid.
 _FLOCK = struct.Struct("hh4xqqi4x")
@@ -228,6 +234,24 @@ def _not_ours(path: str) -> str:
     return f"{path} is not a directory of this user (uid {os.getuid()}); remove or rename it"
 
 
+def boards_are_needed(endpoint: Endpoint) -> bool:
+    """Whether a dataset is there, and its process lives, that counts on the boards.
+
+    It need not be connected: when a download process dies between two requests of the trainer,
+    only workers reach the next one, and they leave.
+    """
+    try:
+        streams = os.listdir(endpoint.boards_directory(""))
+    except OSError:
+        return False
+    for stream in streams:
+        reading = read_board(board_path(endpoint.boards_directory(stream), SERVER_BOARD))
+        owner = reading.labels.get("owner") if reading is not None else None
+        if owner and is_alive(*owner):
+            return True
+    return False
+
+
 def lock_is_held(path: str) -> bool:
     """Whether another live process holds the lock on a file. Looks without taking it."""
     try:
@@ -316,6 +340,7 @@ def sweep_stale_endpoints() -> None:
             age = time.time() - os.stat(endpoint.directory).st_mtime
         except OSError:
             continue
-        if age > _STALE_AFTER_S and not lock_is_held(endpoint.alive_path):
+        stale = age > _STALE_AFTER_S and not lock_is_held(endpoint.alive_path)
+        if stale and not boards_are_needed(endpoint):
             with suppress(DownloadProcessError), locked(endpoint.starting_path, 0.0):
                 shutil.rmtree(endpoint.directory, ignore_errors=True)

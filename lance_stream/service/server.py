@@ -16,6 +16,7 @@ import socket
 import stat
 import struct
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -29,7 +30,7 @@ from lance_stream.service.launcher import peer_uid
 from lance_stream.service.metrics import serve_metrics, stats_of
 from lance_stream.service.pins import Pins
 from lance_stream.service.plans import Plans
-from lance_stream.service.runtime import Endpoint
+from lance_stream.service.runtime import Endpoint, boards_are_needed
 from lance_stream.service.scheduler import Scheduler
 from lance_stream.service.stream_source import StreamSource
 from lance_stream.service.tallies import Tallies
@@ -47,6 +48,7 @@ _SHOW_EVERY_S = 0.05
 _SHOW_SHARED_EVERY_S = 1.0
 # How long it stays to put what it fetched into shared caches.
 _SHARE_S = 10.0
+_MAX_UNTOLD = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,7 @@ class Server:
         self._showing: asyncio.TimerHandle | None = None
         self._clients: dict[int, _Client] = {}
         self._attempts: dict[events.Key, Attempt] = {}
+        self._untold: deque[str] = deque(maxlen=_MAX_UNTOLD)
         self._connections = 0
         self._retired = False
         self._loop = asyncio.get_running_loop()
@@ -114,10 +117,10 @@ class Server:
         self._idle: asyncio.TimerHandle | None = None
 
     async def run(self) -> bool:
-        """Serve until no client is left, or the process is told to end or retires itself.
+        """Serve until nobody needs it, or the process is told to end or retires itself.
 
         Returns:
-            Whether there are clients still, who will ask for a fresh process.
+            Whether there are clients or datasets still, who will ask for a fresh process.
         """
         for lost in self._journal.take_over():
             self._scheduler.handle(lost, self._loop.time())
@@ -141,7 +144,7 @@ class Server:
         for client in list(self._clients.values()):
             with contextlib.suppress(OSError, asyncio.TimeoutError):
                 await asyncio.wait_for(client.writer.drain(), 1.0)
-        return bool(self._clients)
+        return bool(self._clients) or boards_are_needed(self._endpoint)
 
     async def _end_sharing(self) -> None:
         """Put what waits into shared caches; not for ever, whatever hangs."""
@@ -239,6 +242,8 @@ class Server:
             self._sources[message.stream], self._ledgers[message.stream] = source, ledger
             self._refused.pop(message.stream, None)
         client.streams.add(message.stream)
+        while self._untold:
+            self._send(client, m.Warned(self._untold.popleft()))
 
     def _forget(self, client: _Client, stream: str) -> None:
         client.streams.discard(stream)
@@ -268,7 +273,12 @@ class Server:
             self._idle.cancel()
 
         def end() -> None:
-            if not self._clients:
+            if self._clients:
+                return
+            # The trainer of a dataset may have been connected only to one that died before.
+            if boards_are_needed(self._endpoint):
+                self._end_unless_used(self._limits.linger_s)
+            else:
                 self.ended.set()
 
         self._idle = self._loop.call_later(after_s, end)
@@ -321,6 +331,9 @@ class Server:
             client = next((each for each in self._clients.values() if each.streams), None)
             if client is not None:
                 self._send(client, m.Warned(text))
+            else:
+                # Between two epochs, say. It is told once, so whoever comes next hears of it.
+                self._untold.append(text)
 
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(send)

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from lance_stream.planning.index import ShardIndex
+from lance_stream.service.cache_files import ledger_owner
 from lance_stream.service.messages import Register
+from lance_stream.service.runtime import SERVER_BOARD
 from lance_stream.source.location import redact
 from lance_stream.telemetry.board import Board, board_path, read_board
 from lance_stream.telemetry.shared_counts import write_private, write_shared
@@ -44,13 +46,15 @@ class Tallies:
 
     def open(self, register: Register, index: ShardIndex) -> None:
         """Begin, or go on with, the board of a stream."""
-        path = board_path(register.stats_directory, "server")
+        path = board_path(register.stats_directory, SERVER_BOARD)
         old = read_board(path)
         # What a process counted that died is gone on with, and so is its time.
         since = old.labels.get("since", time.time()) if old is not None else time.time()
         labels = {"role": "server", "pid": os.getpid(), "since": since}
+        # Whoever built the dataset: as long as it lives, so do the boards (``boards_are_needed``).
+        labels["owner"] = ledger_owner(register.ledger_path)
         self._boards[register.stream] = Board(
-            register.stats_directory, "server", labels, SERVER_NAMES
+            register.stats_directory, SERVER_BOARD, labels, SERVER_NAMES
         )
         self._streams[register.stream] = {
             "uri": redact(register.uri),

@@ -83,7 +83,7 @@ class MdsShard:
             mapped.require_intact(path, expected, start, stop)
         try:
             found = json.loads(bytes(mapped.content[start:stop]))[_KEY]["shard"]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             msg = f"{path}: its configuration is not one of lance_stream: {error!r}"
             raise ShardCorruptError(msg) from error
         expect(path, "header", expected.as_json(), found)
@@ -107,7 +107,7 @@ def is_intact_mds(content: memoryview, header: ShardHeader, schema: pa.Schema) -
             config[_KEY]["shard"],
             list(zip(config["column_names"], config["column_encodings"], strict=True)),
         ]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return False
     columns = [(column.name, column.encoding) for column in mds_columns(schema)]
     return found == [header.num_rows, header.as_json(), columns]

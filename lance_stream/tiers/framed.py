@@ -15,11 +15,13 @@ from lance_stream.tiers.frame import (
     stored_name,
 )
 from lance_stream.tiers.shard_cache import (
+    Check,
     CheckedCache,
     Content,
     Data,
     ShardCache,
     ValueTooLargeError,
+    passes,
 )
 
 __all__ = ["FramedCache"]
@@ -50,7 +52,12 @@ class FramedCache(CheckedCache):
         self._clock = clock
 
     def read(
-        self, key: str, *, rows: int | None = None, timeout_s: float | None = None
+        self,
+        key: str,
+        *,
+        rows: int | None = None,
+        check: Check | None = None,
+        timeout_s: float | None = None,
     ) -> Content | None:
         """See ``CheckedCache``.
 
@@ -76,6 +83,9 @@ class FramedCache(CheckedCache):
         except BadFrameError:
             self._forget(name)
             raise
+        if not passes(check, content):
+            self._forget(name)
+            return None
         return Content(content, frame.rows)
 
     def write(

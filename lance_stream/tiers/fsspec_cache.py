@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import socket
+import stat
 import threading
 import time
 import uuid
@@ -17,8 +18,11 @@ from datetime import datetime, timezone
 from typing import Any
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
-from lance_stream.errors import PlanError
+from lance_stream.errors import PlanError, ShardCorruptError
+from lance_stream.shards.regular import open_regular
+from lance_stream.tiers.frame import BadFrameError
 from lance_stream.tiers.shard_cache import ShardCache, ValueTooLargeError
 from lance_stream.tiers.tier_url import TierUrl
 
@@ -85,6 +89,8 @@ class FsspecCache(ShardCache):
         self._options = _storage_options(url, kind)
         self._clock = clock
         self._renames = url.scheme not in _ATOMIC_PUT
+        # Where somebody may have made a directory, a link or a pipe of a name of ours.
+        self._is_local = issubclass(kind, LocalFileSystem)
         base = url.path if url.scheme == "file" else url.text
         path = kind._strip_protocol(base)
         self._folder = "/".join([str(path).rstrip("/"), *([url.prefix] if url.prefix else [])])
@@ -98,6 +104,8 @@ class FsspecCache(ShardCache):
         """See ``ShardCache``."""
         path = self._path(key)
         try:
+            if self._is_local:
+                return self._get_local(path)
             if self._url.ttl_s is not None and self._is_expired(_written(self._info(path))):
                 return None
             return bytes(self._fs.cat_file(path))
@@ -131,6 +139,10 @@ class FsspecCache(ShardCache):
         """See ``ShardCache``."""
         path = self._path(str(key))
         try:
+            if self._is_local:
+                status = os.lstat(path)
+                # Anything else is to be overwritten.
+                return stat.S_ISREG(status.st_mode) and not self._is_expired(status.st_mtime)
             # Not exists(), which takes every error for absence.
             return not self._is_expired(_written(self._info(path)))
         except FileNotFoundError:
@@ -138,8 +150,12 @@ class FsspecCache(ShardCache):
 
     def delete(self, key: str) -> None:
         """See ``ShardCache``."""
+        path = self._path(key)
         try:
-            self._fs.rm_file(self._path(key))
+            if self._is_local:
+                self._delete_local(path)
+            else:
+                self._fs.rm_file(path)
         except FileNotFoundError:
             pass
 
@@ -170,6 +186,44 @@ class FsspecCache(ShardCache):
     def _path(self, key: str) -> str:
         return f"{self._folder}/{key}.shard"
 
+    def _get_local(self, path: str) -> bytes | None:
+        """What a plain file holds.
+
+        Raises:
+            FileNotFoundError: There is nothing.
+            BadFrameError: It is no plain file, and so not ours.
+        """
+        try:
+            descriptor = open_regular(path)
+        except (ShardCorruptError, IsADirectoryError) as error:
+            raise BadFrameError(f"{path} is no plain file") from error
+        with open(descriptor, "rb") as file:
+            if self._is_expired(os.fstat(descriptor).st_mtime):
+                return None
+            return file.read()
+
+    def _delete_local(self, path: str) -> None:
+        """Free a name. A directory that is not empty is moved out of the way: it is not ours."""
+        if not stat.S_ISDIR(os.lstat(path).st_mode):
+            os.unlink(path)
+            return
+        try:
+            os.rmdir(path)
+        except OSError:
+            os.rename(path, f"{path}.not-a-shard-{uuid.uuid4().hex}")
+
+    def _rename(self, temporary: str, path: str) -> None:
+        if not self._is_local:
+            self._fs.mv(temporary, path)
+            return
+        # Not mv, which puts a file into what is a directory.
+        try:
+            os.replace(temporary, path)
+        except IsADirectoryError:
+            with contextlib.suppress(FileNotFoundError):
+                self._delete_local(path)
+            os.replace(temporary, path)
+
     def _info(self, path: str) -> dict[str, Any]:
         """What is known of a file.
 
@@ -193,7 +247,7 @@ class FsspecCache(ShardCache):
             except FileNotFoundError:
                 self._fs.makedirs(self._folder, exist_ok=True)
                 self._fs.pipe_file(temporary, data)
-            self._fs.mv(temporary, path)
+            self._rename(temporary, path)
         except BaseException:
             with contextlib.suppress(OSError, NotImplementedError):
                 self._fs.rm_file(temporary)

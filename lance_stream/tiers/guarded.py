@@ -12,7 +12,14 @@ from lance_stream.tiers.breaker import Breaker, Permit
 from lance_stream.tiers.counts import Counter, TierCounts
 from lance_stream.tiers.deadline import BoundedCalls, TooManyCallsError
 from lance_stream.tiers.frame import BadFrameError
-from lance_stream.tiers.shard_cache import CheckedCache, Content, Data, ValueTooLargeError
+from lance_stream.tiers.shard_cache import (
+    Check,
+    CheckedCache,
+    Content,
+    Data,
+    ValueTooLargeError,
+    passes,
+)
 from lance_stream.tiers.tier_url import TierUrl
 
 __all__ = ["DEFAULT_MAX_CALLS", "GuardedCache"]
@@ -76,7 +83,12 @@ class GuardedCache(CheckedCache):
             return self._reads.is_closed and self._writes.is_closed
 
     def read(
-        self, key: str, *, rows: int | None = None, timeout_s: float | None = None
+        self,
+        key: str,
+        *,
+        rows: int | None = None,
+        check: Check | None = None,
+        timeout_s: float | None = None,
     ) -> Content | None:
         """See ``CheckedCache``; None also when the tier fails."""
         limit_s = self._limit(self._url.timeout_s, timeout_s)
@@ -100,6 +112,10 @@ class GuardedCache(CheckedCache):
             self._counter.add(misses=1)
         else:
             self._counter.add(hits=1, hit_bytes=found.data.nbytes)
+            # Here, as it is not the tier that takes this time.
+            if not passes(check, found.data):
+                self.delete(key)
+                return None
         return found
 
     def write(

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from lance_stream.tiers.backlog import Backlog
-from lance_stream.tiers.shard_cache import CheckedCache, Content, Data
+from lance_stream.tiers.shard_cache import Check, CheckedCache, Content, Data, passes
 
 __all__ = ["LayeredCache"]
 
@@ -50,16 +50,29 @@ class LayeredCache(CheckedCache):
         )
 
     def read(
-        self, key: str, *, rows: int | None = None, timeout_s: float | None = None
+        self,
+        key: str,
+        *,
+        rows: int | None = None,
+        check: Check | None = None,
+        timeout_s: float | None = None,
     ) -> Content | None:
         """See ``CheckedCache``; ``timeout_s`` is for all tiers together."""
         deadline = None if timeout_s is None else self._clock() + timeout_s
+        refused: list[CheckedCache] = []
         for number, tier in enumerate(self.tiers):
+
+            def is_right(content: memoryview, tier: CheckedCache = tier) -> bool:
+                if passes(check, content):
+                    return True
+                refused.append(tier)
+                return False
+
             left = None if deadline is None else deadline - self._clock()
-            found = tier.read(key, rows=rows, timeout_s=left)
+            found = tier.read(key, rows=rows, check=is_right, timeout_s=left)
             if found is not None:
                 if number:
-                    self._promote(self.tiers[:number], key, found)
+                    self._promote(self.tiers[:number], refused, key, found)
                 return found
         return None
 
@@ -116,10 +129,17 @@ class LayeredCache(CheckedCache):
     def __repr__(self) -> str:
         return f"<shared caches {', '.join(repr(tier) for tier in self.tiers)}>"
 
-    def _promote(self, tiers: Sequence[CheckedCache], key: str, found: Content) -> None:
+    def _promote(
+        self,
+        tiers: Sequence[CheckedCache],
+        refused: Sequence[CheckedCache],
+        key: str,
+        found: Content,
+    ) -> None:
         def put() -> None:
             for tier in tiers:
-                tier.write(key, found.data, rows=found.rows, replace=False)
+                # What was refused may be there still, where nothing can be deleted.
+                tier.write(key, found.data, rows=found.rows, replace=tier in refused)
 
         if not self._promotions.offer(key, put, found.data.nbytes):
             logger.debug("%r: too busy to put a shard into the faster tiers", self)

@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pymemcache.client.base import PooledClient
 from pymemcache.exceptions import MemcacheServerError, MemcacheUnexpectedCloseError
@@ -27,6 +27,8 @@ _DEFAULT_PREFIX = "lance-stream"
 _MAX_CONNECT_S = 5.0
 # What an item takes besides its value: its header, key, flags and the end of a line.
 _ITEM_OVERHEAD_BYTES = 512
+# Of at most 1 MB each, unless the server takes more.
+_GET_MANY = 64
 _DEFAULT_ITEM_BYTES = 1 << 20
 # Above this, memcached takes a time for the seconds since 1970.
 _MAX_RELATIVE_S = 30 * 86400
@@ -97,7 +99,14 @@ class MemcachedCache(ShardCache):
     def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
         """See ``ShardCache``."""
         names = [self._prefix + key for key in keys]
-        found = self._again(lambda: self._client.get_many(names))
+        found: dict[Any, bytes] = {}
+        for start in range(0, len(names), _GET_MANY):
+            some = names[start : start + _GET_MANY]
+            given = self._again(lambda some=some: self._client.get_many(some))
+            found.update(given)
+            # Without one of them the rest is of no use, and may be a made up number.
+            if len(given) < len(some):
+                break
         return [found.get(name) for name in names]
 
     def put(self, key: str, data: bytes) -> None:

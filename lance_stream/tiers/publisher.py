@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 
 from lance_stream.tiers.backlog import Backlog
 from lance_stream.tiers.counts import PublisherCounts
-from lance_stream.tiers.shard_cache import CheckedCache
+from lance_stream.tiers.shard_cache import Check, CheckedCache, passes
 
-__all__ = ["Check", "Publisher"]
+__all__ = ["Publisher"]
 
 logger = logging.getLogger(__name__)
 
 _MAX_HELD_BYTES = 64 << 20
-
-# Whether the bytes of a shard file are whole and the right ones.
-Check = Callable[[memoryview], bool]
 
 
 class _Opened:
@@ -79,15 +76,18 @@ class Publisher:
         rows: int,
         check: Check | None = None,
         ended: Callable[[], None] | None = None,
+        *,
+        replace: bool = False,
     ) -> bool:
         """Queue a file, without waiting and without reading it.
 
         Args:
-            key: Under which it is put, unless there is something already.
+            key: Under which it is put.
             path: The file. It may be gone when its turn comes, if too many wait.
             rows: Rows that it holds.
             check: Tells whether the content is right; what is not is not published.
             ended: Called when it was published, or was not.
+            replace: Whether it is put also if there is something already, which is wrong.
 
         Returns:
             Whether it is queued; False: dropped, as the queue is full or closed.
@@ -96,7 +96,7 @@ class Publisher:
 
         def publish() -> None:
             try:
-                self._publish(key, path, opened.pop(), rows, check)
+                self._publish(key, path, opened.pop(), rows, check, replace)
             finally:
                 if ended is not None:
                     ended()
@@ -150,7 +150,13 @@ class Publisher:
             self._held_bytes -= num_bytes
 
     def _publish(
-        self, key: str, path: str, opened: _Opened | None, rows: int, check: Check | None
+        self,
+        key: str,
+        path: str,
+        opened: _Opened | None,
+        rows: int,
+        check: Check | None,
+        replace: bool,
     ) -> None:
         try:
             if opened is not None:
@@ -167,11 +173,11 @@ class Publisher:
             return
         finally:
             del opened
-        if check is not None and not check(memoryview(content)):
+        if not passes(check, memoryview(content)):
             logger.warning("%s is damaged and is not put into the shared cache", path)
             self._count(damaged=1)
             return
-        if self._cache.write(key, content, rows=rows, replace=False):
+        if self._cache.write(key, content, rows=rows, replace=replace):
             self._count(published=1)
         else:
             self._count(unneeded=1)
@@ -179,7 +185,7 @@ class Publisher:
     def _count(self, **numbers: int) -> None:
         with self._lock:
             sums = {name: getattr(self._counts, name) + more for name, more in numbers.items()}
-            self._counts = replace(self._counts, **sums)
+            self._counts = dataclasses.replace(self._counts, **sums)
 
 
 def _open_plainly(path: str, flags: int) -> int:

@@ -24,6 +24,7 @@ _MAX_VALUE_BYTES = 512 << 20
 # The library's own 64 KiB take nearly twice as long for a shard.
 _READ_BYTES = 1 << 20
 _MAX_CONNECT_S = 5.0
+_NEVER_LAPSES = -1
 _TLS_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _TLS_OPTIONS = (*_TLS_FILES, "ssl_cert_reqs", "ssl_check_hostname")
 
@@ -159,11 +160,13 @@ class RedisCache(ShardCache):
         if self._client.set(name, owner, nx=True, px=max(1, round(seconds * 1000))):
             return True
         try:
-            return self._value(name) == owner.encode()
+            claimed = self._value(name) == owner.encode()
+            lapses = self._lapses(name)
         except BadFrameError:
-            # It would never lapse.
+            claimed = lapses = False
+        if not lapses:
             self._client.delete(name)
-            return False
+        return claimed
 
     def release(self, key: str, owner: str) -> None:
         """See ``ShardCache``."""
@@ -192,6 +195,14 @@ class RedisCache(ShardCache):
                 raise
             raise BadFrameError("it is no string of Redis: another program's") from error
         return value
+
+    def _lapses(self, name: str) -> bool:
+        """Whether a claim goes by itself, as all of ours do."""
+        try:
+            return self._client.pttl(name) != _NEVER_LAPSES
+        except redis.ResponseError:
+            # A user of the server may have the right to get and put, but not to ask this.
+            return True
 
     def _claim_key(self, key: str) -> str:
         return f"{self._prefix}#claim:{key}"

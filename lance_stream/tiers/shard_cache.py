@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["CheckedCache", "Content", "Data", "ShardCache", "ValueTooLargeError"]
+__all__ = [
+    "Check",
+    "CheckedCache",
+    "Content",
+    "Data",
+    "ShardCache",
+    "ValueTooLargeError",
+    "passes",
+]
+
+logger = logging.getLogger(__name__)
 
 Data = bytes | bytearray | memoryview
+
+# Whether the bytes of a shard file are whole and the right ones.
+Check = Callable[[memoryview], bool]
+
+
+def passes(check: Check | None, content: memoryview) -> bool:
+    """Whether content is right; not if it is so odd that the check itself fails."""
+    try:
+        return check is None or check(content)
+    except Exception as error:  # noqa: BLE001
+        logger.debug("content that cannot even be checked: %r", error)
+        return False
 
 
 class ValueTooLargeError(ValueError):
@@ -120,13 +143,20 @@ class CheckedCache(ShardCache):
 
     @abstractmethod
     def read(
-        self, key: str, *, rows: int | None = None, timeout_s: float | None = None
+        self,
+        key: str,
+        *,
+        rows: int | None = None,
+        check: Check | None = None,
+        timeout_s: float | None = None,
     ) -> Content | None:
         """What is kept for a key; None when there is nothing, or nothing that is right.
 
         Args:
             key: Any text.
             rows: Rows that the content must have; None: any.
+            check: Tells whether the content is the right one; None: any is. What is not is
+                forgotten, and goes nowhere else.
             timeout_s: Longest wait, where it is less than the tier's own.
         """
 

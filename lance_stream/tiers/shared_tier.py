@@ -24,7 +24,8 @@ from dataclasses import replace
 
 from lance_stream.tiers.counts import SharedTierCounts
 from lance_stream.tiers.opening import open_tiers
-from lance_stream.tiers.publisher import Check, Publisher
+from lance_stream.tiers.publisher import Publisher
+from lance_stream.tiers.shard_cache import Check, passes
 
 __all__ = ["Check", "SharedTier", "shard_key"]
 
@@ -33,6 +34,7 @@ _SPARE_CALLS = 8
 # Longer than Lance takes for a shard, much shorter than a download's timeout.
 MAX_WAIT_S = 10.0
 _FIRST_PAUSE_S = 0.02
+_MAX_REFUSED = 10_000
 _MAX_PAUSE_S = 0.25
 
 
@@ -83,6 +85,8 @@ class SharedTier:
         self._counts = SharedTierCounts()
         # Which of them are to be released.
         self._claimed: dict[str, str] = {}
+        # Under these lies something wrong, perhaps where nothing can be deleted.
+        self._refused: set[str] = set()
 
     def take(
         self,
@@ -112,13 +116,20 @@ class SharedTier:
         """
         started = time.monotonic()
         taken = refused = num_bytes = 0
+
+        def is_right(content: memoryview) -> bool:
+            nonlocal refused
+            if passes(check, content):
+                return True
+            refused = 1
+            with self._lock:
+                if len(self._refused) < _MAX_REFUSED:
+                    self._refused.add(key)
+            return False
+
         try:
-            found = self._cache.read(key, rows=rows, timeout_s=timeout_s)
+            found = self._cache.read(key, rows=rows, check=is_right, timeout_s=timeout_s)
             if found is None:
-                return None
-            if check is not None and not check(found.data):
-                refused = 1
-                self._cache.delete(key)
                 return None
             _write(path, found.data)
             taken, num_bytes = 1, found.data.nbytes
@@ -212,8 +223,10 @@ class SharedTier:
         """
         with self._lock:
             owner = self._claimed.pop(key, None)
+            overwrite = key in self._refused
+            self._refused.discard(key)
         ended = None if owner is None else lambda: self._cache.release(key, owner)
-        return self._publisher.offer(key, path, rows, check, ended)
+        return self._publisher.offer(key, path, rows, check, ended, replace=overwrite)
 
     def counts(self) -> SharedTierCounts:
         """What it did so far."""

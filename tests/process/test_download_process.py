@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+import lance_stream
 from lance_stream.errors import ShardUnavailableError
 from lance_stream.service.runtime import Endpoint
 from tests.support.fault_proxy import FaultProxy
@@ -141,6 +143,54 @@ def test_killed_job_leaves_nothing(table_20000: str, tmp_path: Path) -> None:
 
     assert sorted(run_forked(again)) == list(range(20_000))
     assert [p.name for p in local.iterdir() if p.name.startswith((".tmp", ".ledger"))] == []
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_what_was_counted_outlives_the_process(table_5000: str, how: signal.Signals) -> None:
+    """Also when only workers reached the fresh one, and left; with the dataset all of it goes."""
+
+    def run() -> list[Any]:
+        data = dataset(table_5000, shard_rows=50, batch_size=10)
+        first, seen = endpoint(data), []
+        for number, _ in enumerate(batches(data, 2)):
+            if number == 20:
+                os.kill(first.pid() or 0, how)
+                wait_until(lambda: not first.pid(), 10, "the download process has ended")
+            lance_stream.counter("batches").add(1)
+        for _ in range(2):
+            stats = lance_stream.stats(data)
+            seen += [stats.rows, stats.counters["batches"], stats.from_lance >= 50]
+            # Longer than a process lingers without clients.
+            time.sleep(3)
+        fresh = psutil.Process(first.pid() or 0)
+        del data
+        gc.collect()
+        wait_until(lambda: not fresh.is_running(), 10, "the fresh one ended with the dataset")
+        return [*seen, os.path.exists(first.directory)]
+
+    assert run_forked(run) == [5000, 500, True, 5000, 500, True, False]
+
+
+def test_killed_after_its_download_process(table_5000: str, tmp_path: Path) -> None:
+    """A trainer that is not connected to the fresh process: that ends with it all the same."""
+    marker = tmp_path / "pid"
+
+    def train() -> None:
+        data = dataset(table_5000, shard_rows=50, batch_size=10)
+        first = endpoint(data)
+        for number, _ in enumerate(batches(data, 2)):
+            if number == 20:
+                os.kill(first.pid() or 0, signal.SIGKILL)
+        time.sleep(3)
+        put(marker, [first.pid(), first.directory])
+        time.sleep(60)
+
+    job = fork(train)
+    wait_until(marker.exists, 60, "the job has trained")
+    pid, directory = json.loads(marker.read_text())
+    job.kill()
+    wait_until(lambda: not psutil.pid_exists(pid), 10, "the download process has ended")
+    assert not os.path.exists(directory)
 
 
 @pytest.mark.parametrize("how", ["interrupt", "terminate", "return", "raise"])

@@ -257,6 +257,39 @@ def test_wrong_content_is_never_given(folder: Path, damage: str) -> None:
     cache.close()
 
 
+@pytest.mark.parametrize("kind", ["directory", "full directory", "pipe", "loop", "link"])
+@pytest.mark.parametrize("first", ["get", "put"])
+def test_what_is_no_plain_file_is_wrong_content(folder: Path, kind: str, first: str) -> None:
+    """No outage: it gives way to what is put."""
+    told: list[str] = []
+    cache = open_shard_cache(f"{folder}?ttl=1h", warn=told.append)
+    cache.put("other", b"fine")
+    path = folder / f"{stored_name('k')}.shard"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind in ("loop", "link"):
+        path.symlink_to(path if kind == "loop" else folder / f"{stored_name('other')}.shard")
+    else:
+        path.mkdir()
+        if kind == "full directory":
+            (path / "somebody's").write_text("notes")
+    assert "k" not in cache
+    if first == "get":
+        assert cache.get("k") is None
+        assert "no plain file" in told[0]
+        assert not os.path.lexists(path)
+    assert cache.write("k", b"value", replace=False)
+    assert cache.get("k") == b"value"
+    assert cache.get("other") == b"fine"
+    assert not path.is_symlink()
+    left = [one for one in folder.iterdir() if not one.is_file()]
+    assert [(one / "somebody's").read_text() for one in left] == ["notes"] * len(left)
+    assert len(left) == (kind == "full directory")
+    assert not list(folder.rglob(".tmp*"))
+    assert len(told) == (first == "get")
+    cache.close()
+
+
 # --- urls ---
 
 

@@ -328,6 +328,10 @@ def test_a_value_of_another_type_is_bad_content(server: LoopbackServer) -> None:
     cache.release("k", "me")
     assert cache.claim("k", "me", 5) is False
     assert cache.claim("k", "me", 5) is True
+    client.set(claim, "somebody")
+    assert cache.claim("k", "me", 5) is False
+    assert cache.claim("k", "me", 5) is True
+    assert 0 < client.pttl(claim) <= 5000
     assert isinstance(cache, GuardedCache)
     assert (cache.counts().bad, cache.counts().errors) == (1, 0)
     assert len(told) == 1
@@ -473,7 +477,7 @@ def test_a_put_that_fails_takes_no_place_in_the_lists(own_server: LoopbackServer
 def test_a_claim_lapses_and_needs_no_right_to_run_scripts(own_server: LoopbackServer) -> None:
     with contextlib.closing(client_of(own_server, None)) as client:
         client.execute_command(
-            "ACL", "SETUSER", "limited", "on", ">x", "~*", "+@all", "-@scripting"
+            "ACL", "SETUSER", "limited", "on", ">x", "~*", "+@all", "-@scripting", "-pttl"
         )
     one, other = (raw(f"redis://limited:x@{own_server.address}") for _ in range(2))
     assert one.claim("k", "a" * 32, 0.2) is True

@@ -3,6 +3,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pickle
+import shutil
 import signal
 import stat
 import subprocess
@@ -16,9 +17,12 @@ from pathlib import Path
 import pytest
 
 from lance_stream.errors import DownloadProcessError
+from lance_stream.processes import this_process
 from lance_stream.service.directory import claim_default_directory
 from lance_stream.service.runtime import (
+    SERVER_BOARD,
     Endpoint,
+    boards_are_needed,
     lock_is_held,
     locked,
     new_endpoint,
@@ -26,6 +30,7 @@ from lance_stream.service.runtime import (
     runtime_root,
     sweep_stale_endpoints,
 )
+from lance_stream.telemetry.board import Board
 from tests.support.mounts import as_root
 from tests.unit.conftest import ROOT
 
@@ -563,6 +568,26 @@ def test_only_the_directories_of_the_dead_are_swept(root: Path) -> None:
             starting.directory,
         }
         assert os.path.exists(alive.log_path)
+
+
+def test_boards_that_a_dataset_counts_on_are_not_swept(root: Path) -> None:
+    pid, started = this_process()
+    needed, ended, foreign = (new_endpoint() for _ in range(3))
+    owners = {needed: (pid, started), ended: (pid, started - 5000), foreign: None}
+    for endpoint, owner in owners.items():
+        directory = endpoint.boards_directory("s")
+        os.makedirs(directory)
+        Board(directory, SERVER_BOARD, {"owner": owner}, ["n"])
+        _age(endpoint.directory)
+    assert [boards_are_needed(endpoint) for endpoint in owners] == [True, False, False]
+    sweep_stale_endpoints()
+    assert list(root.iterdir()) == [Path(needed.directory)]
+    # As its dataset does in the end.
+    shutil.rmtree(needed.boards_directory("s"))
+    assert not boards_are_needed(needed)
+    _age(needed.directory)
+    sweep_stale_endpoints()
+    assert not os.path.exists(needed.directory)
 
 
 def test_the_starter_of_a_process_may_sweep(root: Path, run_python: Callable[..., str]) -> None:

@@ -25,6 +25,8 @@ class Planner:
         open = staticmethod(lambda urls: None)
         counts = staticmethod(lambda: [])
 
+    forget = staticmethod(lambda source, others: None)
+
     def pin(self, request, is_alive):
         raise OSError("not asked for")
 
@@ -51,13 +53,29 @@ async def ask(path, uri):
     writer.close()
     return [names, answer.error, answer.message, seconds]
 
+async def warned(server):
+    for number in range(20):
+        await asyncio.to_thread(server._warn_from_thread, f"outage {number}")
+    reader, writer = await asyncio.open_unix_connection(server._endpoint.socket_path)
+    server._sources["s"] = "of an earlier client"
+    writer.write(m.encode(m.Register("s", "u", 1, "", "", "", m.Options(), 1, 1)))
+    texts = []
+    while len(texts) < 17:
+        length = int.from_bytes(await reader.readexactly(4), "big")
+        texts.append(m.decode_server(await reader.readexactly(length)).message)
+        if len(texts) == 16:
+            # And one that it hears at once.
+            await asyncio.to_thread(server._warn_from_thread, "outage 20")
+    writer.close()
+    return texts
+
 async def main(endpoint, uri):
     server = Server(endpoint, Limits(), Planner())
     if uri == "leaves":
         server._pins.release = lambda client: {}["nothing is known of it"]
     task = asyncio.create_task(server.run())
     await asyncio.sleep(0.1)
-    result = await ask(endpoint.socket_path, uri)
+    result = await (warned(server) if uri == "warned" else ask(endpoint.socket_path, uri))
     # It ends by itself once its only client is gone.
     await asyncio.wait_for(task, 20)
     print(json.dumps(result), flush=True)
@@ -96,6 +114,11 @@ def test_planning_that_tells_nothing_is_given_up(
     assert error == "SourceUnavailableError"
     assert f"{uri} got no answer within download_timeout=0.6 s" in message
     assert seconds < 5
+
+
+def test_a_warning_waits_for_who_can_log_it(ask: Callable[[str], list]) -> None:
+    """Not all of them: a process may be without clients for long."""
+    assert ask("warned") == [f"outage {number}" for number in range(4, 21)]
 
 
 def test_a_client_leaves_what_cannot_be_cleared(ask: Callable[[str], list]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from lance_stream.service.cache_files import ledger_path
 from lance_stream.service.tallies import Tallies
 from lance_stream.telemetry.board import read_boards
 from lance_stream.telemetry.shared_counts import read_shared
@@ -21,6 +22,7 @@ def register(directory: Path, stream: str = "s") -> Any:
         uri="s3://key:secret@b/t.lance?token=secret",
         version=3,
         directory=str(directory),
+        ledger_path=ledger_path(str(directory), "token", "ab" * 16),
         stats_directory=str(directory / f"{stream}.stats"),
     )
 

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from lance_stream.errors import ShardCorruptError
 from lance_stream.shards.arrow_file import ArrowShard
-from lance_stream.shards.header import ShardHeader
+from lance_stream.shards.header import ShardHeader, sign
 from lance_stream.shards.mds_file import MdsShard
 from lance_stream.shards.shard_file import (
     FORMATS,
@@ -66,11 +68,74 @@ def test_what_is_intact_has_the_rows_and_columns_that_were_planned(
     assert not intact(written("types", other))
 
 
+def test_an_arrow_file_with_wrong_offsets_is_not_intact(tmp_path: Path) -> None:
+    offsets = pa.array([0, 1, 900_000, 4], pa.int32()).buffers()[1]
+    text = pa.StringArray.from_buffers(3, offsets, pa.py_buffer(b"x\xc3\xbcy"))
+    table = pa.table({"b": text, "a": [1, 2, 3]})
+    write_shard("arrow", str(tmp_path / "s"), table, HEADER)
+    content = memoryview((tmp_path / "s").read_bytes())
+    assert not is_intact("arrow", content, HEADER, table.schema)
+
+
+def test_values_that_a_table_may_hold_are_intact(tmp_path: Path) -> None:
+    """Though Arrow calls them invalid."""
+    odd = [
+        pa.array([1, 2, 3], pa.int64()).view(pa.date64()),
+        pa.array([-1, 0, 1 << 20], pa.int32()).view(pa.time32("s")),
+    ]
+    table = pa.table({"d": odd[0], "s": pa.StructArray.from_arrays(odd, ["d", "t"])})
+    write_shard("arrow", str(tmp_path / "s"), table, HEADER)
+    content = memoryview((tmp_path / "s").read_bytes())
+    assert is_intact("arrow", content, HEADER, table.schema)
+
+
+def test_a_small_file_that_unpacks_to_much_is_not_unpacked(tmp_path: Path) -> None:
+    table = pa.table({"b": ["\0" * (1 << 26), "", ""], "a": [1, 2, 3]}).combine_chunks()
+    # What write_shard writes, but compressed.
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    path, check = tmp_path / "bomb", HEADER.checksum.placeholder()
+    metadata = {b"lance_stream.shard": HEADER.to_bytes(), b"lance_stream.check": check}
+    with pa.ipc.new_file(path, TABLE.schema, options=options, metadata=metadata) as writer:
+        writer.write_table(table)
+    sign(str(path), HEADER)
+    content = memoryview(path.read_bytes())
+    assert len(content) < 100_000
+    pool = pa.default_memory_pool()
+    del table
+    before = pool.total_bytes_allocated()
+    assert not is_intact("arrow", content, HEADER, TABLE.schema)
+    assert pool.total_bytes_allocated() - before < 1 << 20
+
+
 def test_an_mds_file_of_fewer_rows_is_not_intact(tmp_path: Path) -> None:
     path, fewer = tmp_path / "rows", ShardHeader(HEADER.fingerprint, HEADER.shard, 2)
     write_shard("mds", str(path), TABLE.slice(0, 2), fewer)
     assert is_intact("mds", memoryview(path.read_bytes()), fewer, TABLE.schema)
     assert not is_intact("mds", memoryview(path.read_bytes()), HEADER, TABLE.schema)
+
+
+@each_format
+def test_what_says_of_itself_only_brackets_is_not_intact(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache_format: str
+) -> None:
+    """More than JSON can be nested: signed as right, which anybody can do."""
+    path, brackets = str(tmp_path / "deep"), "[" * 200_000
+    whole = json.dumps
+
+    def dumps(value: Any, **options: Any) -> str:
+        return whole(value, **options).replace('"brackets"', brackets)
+
+    checksum = HEADER.checksum
+    with monkeypatch.context() as patch:
+        patch.setattr(json, "dumps", dumps)
+        patch.setattr(ShardHeader, "as_json", lambda _: "brackets")
+        patch.setattr(ShardHeader, "checksum", checksum)
+        write_shard(cache_format, path, TABLE, HEADER)
+    content = Path(path).read_bytes()
+    assert content.count(brackets.encode()) == 1
+    assert not is_intact(cache_format, memoryview(content), HEADER, TABLE.schema)
+    with pytest.raises(ShardCorruptError, match=r"header|configuration"):
+        open_shard(cache_format, path, HEADER, TABLE.schema, verified=None)
 
 
 @each_format

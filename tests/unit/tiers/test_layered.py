@@ -90,6 +90,32 @@ def test_wrong_content_in_a_fast_one_is_replaced_from_a_slow_one(
     assert layered.tiers[0].get("k") == b"v"
 
 
+def test_what_is_refused_goes_nowhere_else(
+    layered: LayeredCache, inner: list[MemoryShardCache]
+) -> None:
+    layered.tiers[1].put("k", b"wrong")
+    layered.tiers[2].put("k", b"v")
+    found = layered.read("k", check=lambda content: content == b"v")
+    assert found is not None
+    assert found.data == b"v", "another tier has the right one"
+    assert layered.settle(5)
+    assert [tier.get("k") for tier in layered.tiers] == [b"v"] * 3
+    assert layered.read("k", check=lambda content: False) is None
+    assert layered.settle(5)
+    assert [len(one.values) for one in inner] == [0, 0, 0]
+
+
+def test_what_was_refused_and_cannot_be_deleted_is_overwritten(
+    layered: LayeredCache, inner: list[MemoryShardCache], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layered.tiers[0].put("k", b"wrong")
+    layered.tiers[1].put("k", b"v")
+    monkeypatch.setattr(inner[0], "delete", lambda key: None)
+    assert layered.read("k", check=lambda content: content == b"v") is not None
+    assert layered.settle(5)
+    assert layered.tiers[0].get("k") == b"v"
+
+
 def test_a_dead_one_is_passed_by(layered: LayeredCache, inner: list[MemoryShardCache]) -> None:
     inner[0].error = ConnectionError("refused")
     layered.put("k", b"v")

@@ -14,10 +14,14 @@ from lance_stream.testing import MemoryShardCache
 from lance_stream.tiers.framed import FramedCache
 from lance_stream.tiers.guarded import GuardedCache
 from lance_stream.tiers.publisher import Publisher
-from lance_stream.tiers.shared_tier import SharedTier, shard_key
+from lance_stream.tiers.shared_tier import Check, SharedTier, shard_key
 from lance_stream.tiers.tier_url import TierUrl
 
 KEY = shard_key("ab" * 16, 42, "arrow")
+
+
+def _fails(content: memoryview) -> bool:
+    raise RecursionError(f"{len(content)} bytes")
 
 
 @pytest.fixture
@@ -90,16 +94,36 @@ def test_other_rows_are_not_taken(tier: SharedTier, shard: Path, tmp_path: Path)
     assert tier.counts().tiers[0].bad == 1
 
 
+@pytest.mark.parametrize("check", [lambda content: content[:1] == b"x", _fails])
 def test_what_the_check_refuses_is_not_taken_and_goes(
-    tier: SharedTier, inner: MemoryShardCache, shard: Path, tmp_path: Path
+    tier: SharedTier, inner: MemoryShardCache, shard: Path, tmp_path: Path, check: Check
 ) -> None:
     tier.offer(KEY, str(shard), 10, check=lambda content: len(content) == 25600)
     assert tier.wait(5)
     target = tmp_path / "target"
-    assert tier.take(KEY, str(target), 10, check=lambda content: content[:1] == b"x") is None
+    assert tier.take(KEY, str(target), 10, check=check) is None
     assert not target.exists()
     assert inner.values == {}
     assert tier.counts().refused == 1
+
+
+def test_what_was_refused_and_cannot_be_deleted_is_overwritten(
+    tier: SharedTier,
+    inner: MemoryShardCache,
+    shard: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def is_right(content: memoryview) -> bool:
+        return content == shard.read_bytes()
+
+    monkeypatch.setattr(inner, "delete", lambda key: None)
+    tier._cache.write(KEY, b"wrong", rows=10)
+    target = str(tmp_path / "target")
+    assert tier.take(KEY, target, 10, check=is_right) is None
+    assert tier.offer(KEY, str(shard), 10, check=is_right)
+    assert tier.wait(5)
+    assert tier.take(KEY, target, 10, check=is_right) == 25600
 
 
 def test_a_damaged_file_is_not_offered(
@@ -107,8 +131,10 @@ def test_a_damaged_file_is_not_offered(
 ) -> None:
     assert tier.offer(KEY, str(shard), 10, check=lambda content: False)
     assert tier.wait(5)
+    assert tier.offer(KEY, str(shard), 10, check=_fails)
+    assert tier.wait(5)
     assert inner.values == {}
-    assert tier.counts().publisher.damaged == 1
+    assert tier.counts().publisher.damaged == 2
 
 
 def test_the_local_disk_may_raise_and_leaves_nothing(
