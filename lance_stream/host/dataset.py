@@ -186,6 +186,13 @@ class LanceStreamingDataset(ResumableDataset):
 
         An epoch that is in progress in this process ends.
         """
+        if get_worker_info() is not None and self._course is not None:
+            # ``StatefulDataLoader`` asks workers that live on for the state before they begin.
+            self._course.end()
+            self._course = self._begun = None
+        return self._epoch()
+
+    def _epoch(self) -> Iterator[Any]:
         if self._course is not None:
             self._course.end()
         self._unique_worker_world = self._unique_rank_world.detect_workers()
