@@ -118,9 +118,7 @@ class LanceStreamingDataset(ResumableDataset):
         if resume is not None and not checkpoints.is_state(resume):
             msg = f"resume={resume!r:.200} must be what state_dict() of a dataset gave"
             raise PlanError(msg)
-        if resume is not None and streams is not None:
-            checkpoints.reopen(streams, resume)
-        elif resume is not None and arguments.get("stream_name") == "lance":
+        if resume is not None and streams is None and arguments.get("stream_name") == "lance":
             config = arguments.get("stream_config") or {}
             place = arguments.get("remote"), arguments.get("split")
             arguments["stream_config"] = checkpoints.reopened(config, resume, *place)
@@ -137,6 +135,8 @@ class LanceStreamingDataset(ResumableDataset):
             weakref.WeakKeyDictionary()
         )
         try:
+            if resume is not None and streams is not None:
+                checkpoints.reopen(streams, resume)
             super().__init__(
                 streams=streams, batch_size=batch_size, predownload=predownload, **arguments
             )
@@ -145,6 +145,9 @@ class LanceStreamingDataset(ResumableDataset):
                 raise
             # Nobody gave this version.
             raise VersionNotFoundError(f"{error}. {checkpoints.told(resume)}") from error
+        finally:
+            # The streams may be given to another dataset, with another state or none.
+            checkpoints.forget(streams or ())
         self._shard_stops = np.cumsum(self.samples_per_shard)
         self._by_columns = batched and self._have_same_columns()
         if resume is not None:
