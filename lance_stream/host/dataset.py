@@ -363,7 +363,8 @@ class LanceStreamingDataset(ResumableDataset):
     def note_progress(self, course: Course | None = None) -> None:
         """Count what was given out since the last time; called now and then by the watch."""
         course = course or self._course
-        if course is None:
+        # Rows that a subclass reads by itself are counted where it reads them.
+        if course is None or self._has_own_samples():
             return
         with self._counting:
             shards = course.uncounted()

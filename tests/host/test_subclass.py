@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
+import lance_stream
 from lance_stream import LanceStream, LanceStreamingDataset
 from lance_stream.errors import PlanError, StateMismatchError, VersionNotFoundError
 from tests.support.forked import run_forked
@@ -57,6 +58,23 @@ def test_a_subclass_makes_its_own_samples(table_100: str, kind: type, workers: i
     assert sorted(rows) == list(range(100))
     if not workers:
         assert rest == seen[40:]
+
+
+@pytest.mark.parametrize("kind", [LanceStreamingDataset, Doubling, Named])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_rows_are_counted_once(table_100: str, kind: type, workers: int) -> None:
+    """Whoever makes the samples."""
+
+    def run() -> list[int]:
+        data = build(table_100, kind)
+        found = []
+        for _ in range(2):
+            for _ in DataLoader(data, 4, num_workers=workers, collate_fn=list):
+                pass
+            found.append(lance_stream.stats(data).rows)
+        return found
+
+    assert run_forked(run) == [100, 200]
 
 
 def test_batches_do_not_pass_a_subclass_by(table_100: str) -> None:
