@@ -10,8 +10,10 @@ from __future__ import annotations
 import logging
 import os
 import time
-from multiprocessing import parent_process
-from typing import NamedTuple
+import zlib
+from multiprocessing import current_process, parent_process
+from multiprocessing.synchronize import Event
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from filelock import FileLock
@@ -36,7 +38,7 @@ _LET_GO = "the loader of this worker has begun another iteration, with other wor
 
 class _Waiting(NamedTuple):
     pid: int
-    # Who started it, and the iteration of its loader: a number of torch's for all its workers.
+    # Who started it, and the iteration of its loader: a number that all its workers have.
     parent: int
     iteration: int
 
@@ -47,10 +49,17 @@ class _Waiting(NamedTuple):
         return (start_time(self.pid) or 0, self.pid) < (start_time(other.pid) or 0, other.pid)
 
 
-def _me() -> _Waiting:
+def _iteration() -> int:
+    """What the workers of one iteration of a loader have in common; 0: this is no worker."""
     worker = get_worker_info()
-    iteration = 0 if worker is None else worker.seed - worker.id
-    return _Waiting(os.getpid(), os.getppid(), iteration)
+    if worker is None:
+        return 0
+    # Torch's seed is the same again where its generator was seeded again. The event by which it
+    # ends the workers is one for each iteration: by name, or where they are forked by address.
+    arguments = getattr(current_process(), "_args", ())
+    locks = [cast("Any", one)._flag._semlock for one in arguments if type(one) is Event]
+    names = [lock.name or lock.handle for lock in locks]
+    return zlib.crc32(repr((worker.seed - worker.id, *names)).encode())
 
 
 class Barrier:
@@ -64,8 +73,9 @@ class Barrier:
             name: Of its shared memory.
         """
         self.filelock_path = filelock_path
-        # How often it was passed and how many wait; then of each its pid, and its loader's.
-        self._shared = SharedArray(2 + 3 * _MAX_PROCESSES, np.int64, name)
+        # How often it was passed; how many wait, or have passed last, in each of two tables; then
+        # the tables, which take turns: whoever looks late still finds who passed with it.
+        self._shared = SharedArray(3 + 2 * 3 * _MAX_PROCESSES, np.int64, name)
 
     def __call__(self, num_procs: int) -> None:
         """Wait until so many live processes, this one included, have come.
@@ -77,13 +87,15 @@ class Barrier:
                 busy with something else between two epochs), or the process that started this
                 one is gone, or has begun another iteration.
         """
-        shared, me = self._shared.numpy(), _me()
-        waiting = shared[2:].reshape(_MAX_PROCESSES, 3)
+        shared = self._shared.numpy()
+        tables = shared[3:].reshape(2, _MAX_PROCESSES, 3)
+        me = _Waiting(os.getpid(), os.getppid(), _iteration())
         with locked(self._lock(), "the barrier at the start of an epoch"):
             passed = int(shared[0])
+            at = passed % 2
             others = [
                 _Waiting(*map(int, row))
-                for row in waiting[: int(shared[1])]
+                for row in tables[at, : int(shared[1 + at])]
                 # Not a process that was killed, also if another came again by its number.
                 if row[0] != me.pid and start_time(int(row[0])) is not None
             ]
@@ -91,23 +103,35 @@ class Barrier:
                 raise LanceStreamError(_LET_GO)
             come = [other for other in others if not other.is_followed_by(me)]
             come.append(me)
-            if len(come) >= num_procs:
-                shared[1] = 0
-                shared[0] = passed + 1
-                return
-            waiting[: len(come)] = come
-            shared[1] = len(come)
+            has_passed = len(come) >= num_procs
+            if has_passed:
+                shared[2 - at] = 0
+            tables[at, : len(come)] = come
+            shared[1 + at] = len(come)
+            # Last: who sees it looks who passed.
+            shared[0] = passed + has_passed
+        if not has_passed:
+            self._wait(me, passed, num_procs)
+
+    def _wait(self, me: _Waiting, passed: int, num_procs: int) -> None:
+        shared = self._shared.numpy()
+        at = passed % 2
+        table = shared[3:].reshape(2, _MAX_PROCESSES, 3)[at]
         started, told = time.monotonic(), 0
         # A worker's; a trainer's own parent may be a shell that has long gone.
         parent = parent_process()
-        while int(shared[0]) == passed:
-            time.sleep(_LOOK_EVERY_S)
-            if self._is_left_out(waiting, passed, me):
+        while True:
+            # In this order: who passed is known once it was passed.
+            has_passed = int(shared[0]) != passed
+            if not self._is_among(table, at, me):
                 raise LanceStreamError(_LET_GO)
+            if has_passed:
+                return
+            time.sleep(_LOOK_EVERY_S)
             waited_s = time.monotonic() - started
             come = (
-                f"{int(shared[1])} of {num_procs} processes of this node have come to the start "
-                f"of the epoch in {waited_s:.0f} s"
+                f"{int(shared[1 + at])} of {num_procs} processes of this node have come to the "
+                f"start of the epoch in {waited_s:.0f} s"
             )
             if parent is not None and os.getppid() != parent.pid:
                 raise LanceStreamError(
@@ -120,14 +144,14 @@ class Barrier:
                 told += 1
                 logger.warning("%s; waiting for the others", come)
 
-    def _is_left_out(self, waiting: NDArray[np.int64], passed: int, me: _Waiting) -> bool:
-        """Whether workers of a later iteration came, which do not wait for this one."""
+    def _is_among(self, table: NDArray[np.int64], at: int, me: _Waiting) -> bool:
+        """Whether this process was not left out by workers of a later iteration."""
         shared = self._shared.numpy()
-        if me.pid in waiting[: int(shared[1]), 0] or int(shared[0]) != passed:
-            return False
+        if me.pid in table[: int(shared[1 + at]), 0]:
+            return True
         # Looked at while somebody wrote?
         with locked(self._lock(), "the barrier at the start of an epoch"):
-            return me.pid not in waiting[: int(shared[1]), 0] and int(shared[0]) == passed
+            return me.pid in table[: int(shared[1 + at]), 0]
 
     def _lock(self) -> FileLock:
         lock = self.__dict__.get("lock")

@@ -10,7 +10,7 @@ from lance_stream.errors import StateMismatchError
 from lance_stream.host.stream import LanceStream
 from lance_stream.source.location import may_be_at, redact
 
-__all__ = ["KEY", "check", "describe", "is_state", "reopen", "reopened", "told"]
+__all__ = ["KEY", "check", "describe", "forget", "is_state", "reopen", "reopened", "told"]
 
 KEY = "lance_stream"
 _FORMAT = 2
@@ -125,7 +125,7 @@ def _is_same_window(
 
 
 def reopen(streams: Sequence[Any], state: dict[str, Any]) -> None:
-    """Have streams that name no version opened at the saved one.
+    """Have streams that name no version opened at the saved one, until ``forget``.
 
     Raises:
         StateMismatchError: The state is of another number of streams, or of another table.
@@ -136,11 +136,22 @@ def reopen(streams: Sequence[Any], state: dict[str, Any]) -> None:
     if len(saved) != len(streams):
         msg = f"the checkpoint is of {len(saved)} streams, and {len(streams)} are given"
         raise StateMismatchError(msg)
+    found: list[tuple[LanceStream, int]] = []
     for number, (stream, entry) in enumerate(zip(streams, saved, strict=True)):
-        if not isinstance(stream, LanceStream) or entry is None:
+        if not isinstance(stream, LanceStream) or entry is None or stream.names_version:
             continue
-        if not stream.default_version(entry[1], entry[0]):
+        if not stream.may_be_of(entry[0]):
             raise _other_table(number, entry, repr(stream))
+        found.append((stream, entry[1]))
+    for stream, version in found:
+        stream.default_version(version)
+
+
+def forget(streams: Sequence[Any]) -> None:
+    """Have streams that name no version opened at the latest again."""
+    for stream in streams:
+        if isinstance(stream, LanceStream):
+            stream.default_version(None)
 
 
 def reopened(

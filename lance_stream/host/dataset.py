@@ -118,9 +118,7 @@ class LanceStreamingDataset(ResumableDataset):
         if resume is not None and not checkpoints.is_state(resume):
             msg = f"resume={resume!r:.200} must be what state_dict() of a dataset gave"
             raise PlanError(msg)
-        if resume is not None and streams is not None:
-            checkpoints.reopen(streams, resume)
-        elif resume is not None and arguments.get("stream_name") == "lance":
+        if resume is not None and streams is None and arguments.get("stream_name") == "lance":
             config = arguments.get("stream_config") or {}
             place = arguments.get("remote"), arguments.get("split")
             arguments["stream_config"] = checkpoints.reopened(config, resume, *place)
@@ -137,6 +135,8 @@ class LanceStreamingDataset(ResumableDataset):
             weakref.WeakKeyDictionary()
         )
         try:
+            if resume is not None and streams is not None:
+                checkpoints.reopen(streams, resume)
             super().__init__(
                 streams=streams, batch_size=batch_size, predownload=predownload, **arguments
             )
@@ -145,6 +145,9 @@ class LanceStreamingDataset(ResumableDataset):
                 raise
             # Nobody gave this version.
             raise VersionNotFoundError(f"{error}. {checkpoints.told(resume)}") from error
+        finally:
+            # The streams may be given to another dataset, with another state or none.
+            checkpoints.forget(streams or ())
         self._shard_stops = np.cumsum(self.samples_per_shard)
         self._by_columns = batched and self._have_same_columns()
         if resume is not None:
@@ -186,6 +189,13 @@ class LanceStreamingDataset(ResumableDataset):
 
         An epoch that is in progress in this process ends.
         """
+        if get_worker_info() is not None and self._course is not None:
+            # ``StatefulDataLoader`` asks workers that live on for the state before they begin.
+            self._course.end()
+            self._course = self._begun = None
+        return self._epoch()
+
+    def _epoch(self) -> Iterator[Any]:
         if self._course is not None:
             self._course.end()
         self._unique_worker_world = self._unique_rank_world.detect_workers()
@@ -353,7 +363,8 @@ class LanceStreamingDataset(ResumableDataset):
     def note_progress(self, course: Course | None = None) -> None:
         """Count what was given out since the last time; called now and then by the watch."""
         course = course or self._course
-        if course is None:
+        # Rows that a subclass reads by itself are counted where it reads them.
+        if course is None or self._has_own_samples():
             return
         with self._counting:
             shards = course.uncounted()

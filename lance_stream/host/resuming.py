@@ -86,10 +86,15 @@ class ResumableDataset(PreparingDataset):
     def _own_state(self) -> dict[str, Any]:
         course, begun = self._course, self._begun
         if course is None or begun is None:
-            state = super().state_dict(0, False)
-            state["epoch"] = max(0, state["epoch"])
-            begun = state["epoch"], state["sample_in_epoch"]
-            return {**state, _OWN_SAMPLES: self._given_out_before(begun)}
+            # Not the host's epoch, which is the one before until another begins.
+            next_epoch = self.next_epoch
+            resumed = self._resume(self._parallel_rank_world, next_epoch)
+            state, own = super().state_dict(0, True), self._own
+            inherited = get_worker_info() is not None and self._loaded_in != os.getpid()
+            if own is None or (inherited and own[0] < next_epoch):
+                own = (*resumed, 0)
+            state["epoch"], state["sample_in_epoch"], state[_OWN_SAMPLES] = own
+            return state
         state = super().state_dict(0, True)
         state["epoch"], state["sample_in_epoch"] = begun
         state[_OWN_SAMPLES] = course.given_out

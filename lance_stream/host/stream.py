@@ -206,6 +206,7 @@ class LanceStream(Stream):
         self._given_local = path
         self.safe_keep_zip = bool(keep_zip)
         self._wanted = wanted
+        self._given_version = wanted.version
         self._given_index = absolute_index(index)
         self._pin = check_bool(pin, "pin")
         self._shared_cache = () if shared_cache is None else checked_urls(shared_cache)
@@ -289,24 +290,23 @@ class LanceStream(Stream):
     def show(self, uri: str, version: int, window: Window) -> None:
         """Stream a part of a table that grows; before a dataset is built on the stream."""
         self._wanted = self._wanted.at(uri, version, window)
+        self._given_version = version
         self.uri = self.remote = uri
         self.split = ""
 
-    def default_version(self, version: int, uri: str) -> bool:
-        """Take a version where none was given, before a dataset is built on the stream.
+    @property
+    def names_version(self) -> bool:
+        """Whether it was given what it is to open: a version, or an index of one."""
+        return self._given_version is not None or self._given_index is not None
 
-        Args:
-            version: To be opened.
-            uri: Of the table that it is a version of.
+    def may_be_of(self, uri: str) -> bool:
+        """Whether the table at a uri may be the one that was given."""
+        return may_be_at(uri, self._wanted.uri, self._wanted.split)
 
-        Returns:
-            False if the stream is of another table, and nothing was taken.
-        """
-        if self._wanted.version is None and self._given_index is None:
-            if not may_be_at(uri, self._wanted.uri, self._wanted.split):
-                return False
+    def default_version(self, version: int | None) -> None:
+        """Open this version, where none was given, until told otherwise; None: the latest."""
+        if not self.names_version:
             self._wanted = replace(self._wanted, version=version)
-        return True
 
     def apply_default(self, default: dict[str, Any]) -> None:
         """Take the dataset's defaults for what was not given."""

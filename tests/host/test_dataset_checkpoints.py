@@ -179,6 +179,58 @@ def test_stateful_dataloader_between_epochs(
         assert run_forked(run) == whole
 
 
+@pytest.mark.parametrize(
+    ("workers", "batched", "options"),
+    [
+        (0, False, {}),
+        (2, True, {}),
+        (2, False, {"persistent_workers": True}),
+        *(
+            pytest.param(*one, marks=pytest.mark.slow)
+            for one in [
+                (0, True, {}),
+                (2, False, {"snapshot_every_n_steps": 3}),
+                (2, True, {"persistent_workers": True, "snapshot_every_n_steps": 3}),
+                (3, False, {}),
+                (3, True, {"snapshot_every_n_steps": 3}),
+                (3, True, {"persistent_workers": True}),
+            ]
+        ),
+    ],
+)
+def test_stateful_dataloader_in_later_epochs(
+    table: str, whole: list[list[int]], workers: int, batched: bool, options: dict[str, Any]
+) -> None:
+    """Saved early, when the state of a worker may be the one before its first batch."""
+    places = [(epoch, count) for epoch in (1, 2) for count in (0, 1, 2, 9)]
+
+    def make(state: Any = None) -> Any:
+        loader = stateful(table, workers, batched=batched, **options)
+        if state is not None:
+            loader.load_state_dict(state)
+        return loader
+
+    def head(loader: Any, count: int) -> list[Any]:
+        # The loader begins the epoch before it is asked for the state, as in training.
+        iterator = iter(loader)
+        seen = take([next(iterator) for _ in range(count)], None)
+        return [seen, loader.state_dict()]
+
+    def run() -> list[Any]:
+        results = []
+        for epoch, count in places:
+            loader = make()
+            for _ in range(epoch):
+                take(loader, None)
+            seen, state = head(loader, count)
+            again, second = head(make(state), 1)
+            results.append([seen, again, take(make(second), None)])
+        return results
+
+    for (epoch, count), (seen, again, rest) in zip(places, run_forked(run), strict=True):
+        assert seen + again + rest == whole[epoch], (epoch, count)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_plain_dataloader(table: str, whole: list[list[int]], workers: int) -> None:
     """The training loop counts its samples: ``state_dict(samples, from_beginning=...)``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
+import lance_stream
 from lance_stream import LanceStream, LanceStreamingDataset
 from lance_stream.errors import PlanError, StateMismatchError, VersionNotFoundError
 from tests.support.forked import run_forked
@@ -56,6 +58,23 @@ def test_a_subclass_makes_its_own_samples(table_100: str, kind: type, workers: i
     assert sorted(rows) == list(range(100))
     if not workers:
         assert rest == seen[40:]
+
+
+@pytest.mark.parametrize("kind", [LanceStreamingDataset, Doubling, Named])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_rows_are_counted_once(table_100: str, kind: type, workers: int) -> None:
+    """Whoever makes the samples."""
+
+    def run() -> list[int]:
+        data = build(table_100, kind)
+        found = []
+        for _ in range(2):
+            for _ in DataLoader(data, 4, num_workers=workers, collate_fn=list):
+                pass
+            found.append(lance_stream.stats(data).rows)
+        return found
+
+    assert run_forked(run) == [100, 200]
 
 
 def test_batches_do_not_pass_a_subclass_by(table_100: str) -> None:
@@ -130,3 +149,37 @@ def test_a_split_is_resumed(tmp_path: Path) -> None:
         return [make(resume=state).streams[0].version, make().streams[0].version]
 
     assert run_forked(run) == [1, 2]
+
+
+def test_streams_are_given_again(tmp_path: Path) -> None:
+    """``resume=`` holds for one dataset: a stream then takes another state, or the latest."""
+    uri, other = str(tmp_path / "grows.lance"), str(tmp_path / "other.lance")
+    write_table(uri, 20, 20)
+    write_table(other, 20, 20)
+
+    def run() -> list[Any]:
+        def make(*streams: LanceStream, **host: Any) -> LanceStreamingDataset:
+            return LanceStreamingDataset(streams=list(streams), **OPTIONS, **host)
+
+        def new() -> LanceStream:
+            return LanceStream(uri, shard_rows=10)
+
+        first = make(new()).state_dict(0)
+        both = make(new(), LanceStream(other)).state_dict(0)
+        write_table(uri, 20, 20, mode="append")
+        second = make(new()).state_dict(0)
+        stream, named = new(), LanceStream(uri, version=1, shard_rows=10)
+        rows = [make(stream, resume=state).num_samples for state in (first, second, first)]
+        rows += [make(stream).num_samples]
+        # Refused by the second stream, or while it is built: the first one is as it was.
+        with pytest.raises(StateMismatchError, match="stream 1"):
+            make(stream, new(), resume=both)
+        rows += [make(stream).num_samples]
+        gone = json.loads(json.dumps(first))
+        gone["lance_stream"]["streams"][0][1] = 77
+        with pytest.raises(VersionNotFoundError):
+            make(stream, resume=gone)
+        rows += [make(stream).num_samples]
+        return [*rows, *(make(named, **one).num_samples for one in ({"resume": first}, {}))]
+
+    assert run_forked(run) == [20, 40, 20, 40, 40, 40, 20, 20]

@@ -6,11 +6,15 @@ import os
 import pickle
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
 
+from lance_stream.errors import LanceStreamError
+from lance_stream.host import barrier as module
 from lance_stream.host.barrier import Barrier
 from tests.support.streams import wait_until
 
@@ -77,6 +81,54 @@ def test_the_dead_are_forgotten(barrier: Barrier, waited_for: bool) -> None:
     barrier(2)
     assert time.monotonic() - started > 0.2
     os.waitpid(other, 0)
+
+
+def test_left_out_while_others_pass(
+    barrier: Barrier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two looks of a worker, those of a later iteration came and went on."""
+
+    def come(iteration: int) -> None:
+        barrier.__dict__.pop("lock", None)
+        monkeypatch.setattr(module, "_iteration", lambda: iteration)
+        monkeypatch.setattr(module, "_LOOK_EVERY_S", 1.0 if iteration == 1 else 0.001)
+        try:
+            barrier(2)
+            said = "passed"
+        except LanceStreamError as error:
+            said = str(error)
+        (tmp_path / f"{iteration}-{os.getpid()}").write_text(said)
+
+    old = start(lambda: come(1))
+    wait_until(lambda: int(barrier._shared[1]) == 1, 5, "the old worker to wait")
+    # That the others began later is seen by the clock of the kernel, of 10 ms.
+    time.sleep(0.05)
+    new = [start(lambda: come(2)) for _ in range(2)]
+    for pid in (*new, old):
+        os.waitpid(pid, 0)
+    assert [path.read_text() for path in tmp_path.glob("2-*")] == ["passed"] * 2
+    assert "has begun another iteration" in next(tmp_path.glob("1-*")).read_text()
+
+
+class Iterations(IterableDataset[int]):
+    """The number of the iteration, as a worker sees it."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield module._iteration()
+
+
+@pytest.mark.parametrize("how", ["fork", "spawn"])
+def test_iterations_of_one_seed_differ(how: str) -> None:
+    """Also where torch is seeded before each."""
+    loader = DataLoader(Iterations(), None, num_workers=2, multiprocessing_context=how)
+    iterators = []
+    for _ in range(3):
+        torch.manual_seed(0)
+        iterators.append(iter(loader))
+    found = [list(iterator) for iterator in iterators]
+    assert all(first == second != 0 for first, second in found)
+    assert len({first for first, _ in found}) == 3
+    assert module._iteration() == 0
 
 
 def test_it_pickles_after_use(barrier: Barrier) -> None:
