@@ -217,7 +217,8 @@ def test_a_column_is_known_by_its_fields() -> None:
     for changes, says in (
         ({"v": Column("double", (4,))}, ("double", "is another column of that name (double)")),
         ({"v": Column("float", (4,))}, ("double", "is float")),
-        ({"s": Column("struct", (2, 4))}, ("there", "is another column of that name (struct)")),
+        ({"s": Column("struct", (2, 4))}, ("there", "has other fields inside (struct)")),
+        ({"s": Column("struct", (5, 3))}, ("there", "is another column of that name (struct)")),
     ):
         (name,) = changes
         was, what = says
