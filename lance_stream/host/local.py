@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 
@@ -38,11 +39,14 @@ def find_shards(cache: StreamCache, usage: NDArray[np.int64]) -> None:
             if shard is not None:
                 if not entry.is_file(follow_symlinks=False):
                     continue  # What was planted there; the shard takes its place.
-                size = entry.stat(follow_symlinks=False).st_size
-                usage[shard] = size
-                cache.ledger.charge(shard, size)
+                # A job whose locks do not reach this node may evict meanwhile.
+                with contextlib.suppress(FileNotFoundError):
+                    size = entry.stat(follow_symlinks=False).st_size
+                    usage[shard] = size
+                    cache.ledger.charge(shard, size)
             elif cache.limited:
-                os.unlink(entry.path)
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(entry.path)
 
 
 def check_only_copies(dataset: object, ours: type) -> None:
