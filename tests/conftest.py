@@ -27,10 +27,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 _LONG = (
     "host/test_batched.py",
     "host/test_cache_format.py",
+    "host/test_cache_limit.py",
     "host/test_cache_policy.py",
     "host/test_dataset_checkpoints.py",
     "host/test_dataset_faults.py",
     "host/test_dataset_order.py",
+    "host/test_failures.py",
     "host/test_follow.py",
     "host/test_index_files.py",
     "host/test_mixing.py",
