@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lance_stream.errors import StateMismatchError
 from lance_stream.host.stream import LanceStream
-from lance_stream.source.location import may_be_at, redact
+from lance_stream.planning.fingerprint import digest
+from lance_stream.source.location import possible_uris, redact
 
 __all__ = ["KEY", "check", "describe", "forget", "is_state", "reopen", "reopened", "told"]
 
@@ -16,6 +18,9 @@ KEY = "lance_stream"
 _FORMAT = 2
 _FINGERPRINT_CHARS = 16
 _MAX_TOLD = 3
+# A state of fifty streams stays below 4 KB: what the uris of so many may take, each.
+_MANY_STREAMS, _URI_BYTES = 50, 46
+_BEGINNING_CHARS = 24
 
 
 def describe(streams: Sequence[Any]) -> dict[str, Any]:
@@ -25,22 +30,43 @@ def describe(streams: Sequence[Any]) -> dict[str, Any]:
         ``{"format", "uris", "streams"}``: the uris sorted, as ``start, middle, end`` of each, one
         after another, with ``start`` and ``end`` the characters that it shares with the uri before
         it; and a list of ``[number of the uri, version, fingerprint]``, None for a stream that is
-        no ``LanceStream``.
+        no ``LanceStream``. Where the uris would take too much, each is its beginning and a hash.
     """
-    ours = [stream if isinstance(stream, LanceStream) else None for stream in streams]
-    uris = sorted({stream.index.uri for stream in ours if stream is not None})
+    entries = _entries(streams)
+    uris = sorted({entry[0] for entry in entries if entry is not None})
     numbers = {uri: number for number, uri in enumerate(uris)}
-    entries = [
-        None
-        if stream is None
-        else [
-            numbers[stream.index.uri],
+    packed = _packed(uris)
+    if len(json.dumps(packed)) > _URI_BYTES * max(_MANY_STREAMS, len(uris)):
+        packed = _packed([_shortened(uri) for uri in uris])
+    found = [None if entry is None else [numbers[entry[0]], *entry[1:]] for entry in entries]
+    return {"format": _FORMAT, "uris": packed, "streams": found}
+
+
+def _entries(streams: Sequence[Any]) -> list[tuple[str, int, str] | None]:
+    """Uri, version and fingerprint of each ``LanceStream``."""
+    return [
+        (
+            stream.index.uri,
             stream.index.version,
             stream.index.rows_fingerprint[:_FINGERPRINT_CHARS],
-        ]
-        for stream in ours
+        )
+        if isinstance(stream, LanceStream)
+        else None
+        for stream in streams
     ]
-    return {"format": _FORMAT, "uris": _packed(uris), "streams": entries}
+
+
+def _shortened(uri: str) -> str:
+    return f"{uri[:_BEGINNING_CHARS]}~{digest({'uri': uri}, 12)}"
+
+
+def _is_uri(saved: str, uri: str) -> bool:
+    """Whether a saved uri, which may be shortened, is that of a stream."""
+    return saved in (uri, _shortened(uri))
+
+
+def _is_same(old: tuple[str, int, str], new: tuple[str, int, str]) -> bool:
+    return _is_uri(old[0], new[0]) and old[1:] == new[1:]
 
 
 def _packed(uris: Sequence[str]) -> list[int | str]:
@@ -92,9 +118,10 @@ def check(streams: Sequence[Any], state: dict[str, Any]) -> None:
     if len(saved) != len(streams):
         msg = f"the checkpoint is of {len(saved)} streams, and the dataset has {len(streams)}"
         raise StateMismatchError(msg)
-    has = _saved({KEY: describe(streams)}) or []
-    for number, (old, new) in enumerate(zip(saved, has, strict=True)):
-        if old == new or _is_same_window(streams[number], old, new):
+    for number, (old, new) in enumerate(zip(saved, _entries(streams), strict=True)):
+        if old is None and new is None:
+            continue
+        if old and new and (_is_same(old, new) or _is_same_window(streams[number], old, new)):
             continue
         if old is None or new is None:
             kinds = ["a LanceStream" if side else "another stream" for side in (old, new)]
@@ -104,7 +131,7 @@ def check(streams: Sequence[Any], state: dict[str, Any]) -> None:
             f"stream {number}: the checkpoint is of {_words(old)}, the dataset streams "
             f"{_words(new)}. "
         )
-        if old[:2] == new[:2]:
+        if _is_uri(old[0], new[0]) and old[1] == new[1]:
             msg += (
                 "The rows of a shard differ: filter, limit, subset, shard_rows, shard_bytes and "
             )
@@ -115,13 +142,10 @@ def check(streams: Sequence[Any], state: dict[str, Any]) -> None:
         raise StateMismatchError(msg)
 
 
-def _is_same_window(
-    stream: Any, old: tuple[str, int, str] | None, new: tuple[str, int, str] | None
-) -> bool:
+def _is_same_window(stream: Any, old: tuple[str, int, str], new: tuple[str, int, str]) -> bool:
     """Whether these are the same rows of a round of ``follow``, in whatever version."""
-    if old is None or new is None or not isinstance(stream, LanceStream):
-        return False
-    return stream.index.window is not None and old[::2] == new[::2]
+    is_window = stream.index.window is not None
+    return is_window and _is_uri(old[0], new[0]) and old[2] == new[2]
 
 
 def reopen(streams: Sequence[Any], state: dict[str, Any]) -> None:
@@ -140,7 +164,7 @@ def reopen(streams: Sequence[Any], state: dict[str, Any]) -> None:
     for number, (stream, entry) in enumerate(zip(streams, saved, strict=True)):
         if not isinstance(stream, LanceStream) or entry is None or stream.names_version:
             continue
-        if not stream.may_be_of(entry[0]):
+        if not any(_is_uri(entry[0], uri) for uri in stream.possible_uris):
             raise _other_table(number, entry, repr(stream))
         found.append((stream, entry[1]))
     for stream, version in found:
@@ -181,7 +205,7 @@ def reopened(
     if entry is None:
         return dict(config)
     # Without a remote the stream says what is missing.
-    if remote and not may_be_at(entry[0], remote, split):
+    if remote and not any(_is_uri(entry[0], uri) for uri in possible_uris(remote, split)):
         raise _other_table(0, entry, redact(f"{remote}/{split}" if split else str(remote)))
     return {**config, "version": entry[1]}
 

@@ -40,7 +40,7 @@ from lance_stream.service.arguments import check_bool, check_hash, check_outside
 from lance_stream.service.holds import PinnedVersion
 from lance_stream.service.messages import Pin, Window
 from lance_stream.service.wanted import Wanted
-from lance_stream.source.location import is_object_store, may_be_at, redact
+from lance_stream.source.location import is_object_store, possible_uris, redact
 from lance_stream.tiers.tier_url import checked_urls
 
 __all__ = ["LanceStream"]
@@ -299,9 +299,10 @@ class LanceStream(Stream):
         """Whether it was given what it is to open: a version, or an index of one."""
         return self._given_version is not None or self._given_index is not None
 
-    def may_be_of(self, uri: str) -> bool:
-        """Whether the table at a uri may be the one that was given."""
-        return may_be_at(uri, self._wanted.uri, self._wanted.split)
+    @property
+    def possible_uris(self) -> tuple[str, ...]:
+        """Where the table that was given may be."""
+        return possible_uris(self._wanted.uri, self._wanted.split)
 
     def default_version(self, version: int | None) -> None:
         """Open this version, where none was given, until told otherwise; None: the latest."""

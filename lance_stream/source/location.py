@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from lance_stream.errors import PlanError
 
-__all__ = ["OBJECT_STORE_SCHEMES", "absolute_uri", "is_object_store", "may_be_at", "redact"]
+__all__ = ["OBJECT_STORE_SCHEMES", "absolute_uri", "is_object_store", "possible_uris", "redact"]
 
 OBJECT_STORE_SCHEMES = frozenset(
     {"s3", "s3+ddb", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "hf"}
@@ -59,13 +59,13 @@ def is_object_store(uri: str) -> bool:
     return bool(match) and match.group(1).lower() in OBJECT_STORE_SCHEMES if match else False
 
 
-def may_be_at(uri: str, remote: str | os.PathLike[str], split: str | None) -> bool:
-    """Whether the table that ``remote`` and ``split`` name may be the one at an absolute uri."""
+def possible_uris(remote: str | os.PathLike[str], split: str | None) -> tuple[str, ...]:
+    """Absolute uris at which the table that ``remote`` and ``split`` name may be."""
     plain = absolute_uri(remote)
-    if split:
-        plain = f"{plain}/{split.strip('/')}"
-        return uri in (plain, f"{plain}.lance")
-    return uri == plain
+    if not split:
+        return (plain,)
+    plain = f"{plain}/{split.strip('/')}"
+    return plain, f"{plain}.lance"
 
 
 def redact(text: str, options: Mapping[str, str] | None = None) -> str:

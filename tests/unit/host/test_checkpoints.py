@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from hypothesis import given
@@ -104,6 +105,29 @@ def test_tables_at_two_places_are_small(elsewhere: int, monkeypatch: pytest.Monk
     state = json.loads(json.dumps({"lance_stream": checkpoints.describe(streams)}))
     assert len(json.dumps(state)) < 3500
     assert checkpoints._saved(state) == [(uri, 1234, "0123456789abcdef") for uri in uris]
+
+
+def test_tables_named_at_random_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their uris are shortened, and known again; another one is not."""
+    monkeypatch.setattr(checkpoints, "LanceStream", SimpleNamespace)
+    uris = [f"s3://bucket/corpora/{uuid4()}/{uuid4()}.lance" for _ in range(50)]
+
+    def streams(uris: list[str]) -> list[Any]:
+        return [
+            SimpleNamespace(
+                index=SimpleNamespace(
+                    uri=uri, version=1234, rows_fingerprint="f" * 32, window=None
+                )
+            )
+            for uri in uris
+        ]
+
+    state = json.loads(json.dumps({"lance_stream": checkpoints.describe(streams(uris))}))
+    assert len(json.dumps(state)) < 3500
+    checkpoints.check(streams(uris), state)
+    other = f"s3://bucket/corpora/{uuid4()}/{uuid4()}.lance"
+    with pytest.raises(StateMismatchError, match=r"stream 7: .* of s3://bucket/corpora/.*~"):
+        checkpoints.check(streams([*uris[:7], other, *uris[8:]]), state)
 
 
 def test_states_of_the_first_format_are_read() -> None:
