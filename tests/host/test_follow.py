@@ -677,7 +677,7 @@ def test_one_download_process_for_all_looks_after_one_was_killed(
         def pid() -> int | None:
             return job_endpoint().pid()
 
-        wait_until(pid, 20, "the first look was made")
+        wait_until(lambda: follower.state_dict()["seen"], 20, "the first look was made")
         first = pid()
         assert first is not None
         os.kill(first, signal.SIGKILL)
