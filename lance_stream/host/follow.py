@@ -31,8 +31,9 @@ from lance_stream.host.settling import Place, job_endpoint, share_endpoint
 from lance_stream.host.shared_names import release_with_datasets
 from lance_stream.host.stream import LanceStream
 from lance_stream.planning.fingerprint import digest
-from lance_stream.planning.growth import Seen, cut
+from lance_stream.planning.growth import Seen
 from lance_stream.planning.rounds import FollowState, Rounds, selected
+from lance_stream.planning.row_order import cut
 from lance_stream.service.client import poll
 from lance_stream.service.holds import Lease
 from lance_stream.service.messages import Poll, Polled, Window
@@ -241,7 +242,6 @@ class Follower(Iterator[Round]):
                 if time.monotonic() - failing_since >= self._patience_s:
                     raise _told(error, self._name) from error
                 logger.warning("%s; looking again in %g s", error, self._poll_seconds)
-                self._renew_lease()
                 self._pause(self._poll_seconds)
                 continue
             now = time.monotonic()
@@ -379,6 +379,8 @@ class Follower(Iterator[Round]):
         return Round(number, rows, seen.version, found.uri, window, arguments)
 
     def _pause(self, seconds: float) -> None:
+        # What was killed in a look may have been started again by it, and held by nobody.
+        self._renew_lease()
         if self._stop is None:
             time.sleep(seconds)
         else:

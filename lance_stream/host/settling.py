@@ -68,8 +68,6 @@ class Hold:
 
 # Files of streams that this process has no more, by directory; other ranks may still have them.
 _LET_GO: dict[str, set[str]] = {}
-
-
 # A child has none of them.
 os.register_at_fork(after_in_child=_LET_GO.clear)
 
@@ -83,17 +81,18 @@ def _remove_let_go(files: Iterable[str]) -> None:
     gone = set(files)
     for path in gone:
         remove(path)
-    for directory in list(_LET_GO):
-        _LET_GO[directory] -= gone
-        if not _LET_GO[directory]:
-            del _LET_GO[directory]
+    # A copy: streams may be collected, and so be let go of, at any moment.
+    for directory, left in list(_LET_GO.items()):
+        left.difference_update(gone)
+        if not left:
+            _LET_GO.pop(directory, None)
 
 
 def remove_let_go(ranks: Ranks) -> None:
     """On every rank at once: remove what belongs to streams that no rank of the node has left."""
     if ranks.num_ranks == 1:
         return
-    files = sorted({path for files in _LET_GO.values() for path in files})
+    files = sorted(path for files in list(_LET_GO.values()) for path in list(files))
     said = ranks.each(lambda: {"let_go": files})
     node = said[ranks.local_leader : ranks.local_leader + ranks.ranks_per_node]
     _remove_let_go(set.intersection(*({*(theirs or {})["let_go"]} for theirs in node)))

@@ -26,21 +26,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lance_stream.planning.row_order import RowOrder, extended, joined, paired
 from lance_stream.planning.rows import RowRange
 
 __all__ = [
     "Column",
     "Fragment",
     "Operation",
-    "RowOrder",
     "Seen",
     "Version",
     "appended",
-    "by_row_ids",
     "changed_column",
-    "cut",
     "is_plain",
-    "joined",
     "mentioned",
     "refused_by_row_ids",
     "rows_identity",
@@ -50,9 +47,6 @@ __all__ = [
 _STRINGS = re.compile(r"""(`[^`]*`|"[^"]*")|'[^']*'""")
 # What Lance calls a change of columns, of rows that stay.
 _COLUMNS = ("Merge", "Project")
-
-# Live rows of the table, in table order, listed in the order in which they were appended.
-RowOrder = tuple[RowRange, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +205,7 @@ def appended(seen: Seen, version: Version) -> Seen | None:
         # Fragments came and went.
         return None
     rows = sum(fragment.rows for fragment in new)
-    return Seen.of(version, _extended(seen.order, seen.rows, rows))
+    return Seen.of(version, extended(seen.order, seen.rows, rows))
 
 
 def stepped(
@@ -236,7 +230,7 @@ def stepped(
     new = after[len(before) :]
     if list(after[: len(before)]) == list(before) and all(f.is_untouched for f in new):
         old_rows = sum(fragment.rows for fragment in before)
-        return _extended(order, old_rows, sum(fragment.rows for fragment in new))
+        return extended(order, old_rows, sum(fragment.rows for fragment in new))
     made = operation()
     if made.name == "Rewrite":
         return _moved(order, before, after, made.groups) or "a compaction that lost rows"
@@ -277,21 +271,6 @@ def changed_column(
             what = f"is another column of that name ({found.kind})"
         return f"column {name!r} was {column.kind or 'there'}", what
     return None
-
-
-def by_row_ids(ids: NDArray[np.uint64]) -> RowOrder:
-    """The order of appending by stable row ids.
-
-    Args:
-        ids: uint64 array (live rows,), in table order.
-    """
-    places = np.argsort(ids, kind="stable")
-    if not len(places):
-        return ()
-    breaks = np.flatnonzero(np.diff(places) != 1) + 1
-    starts = places[np.concatenate([[0], breaks])]
-    lasts = places[np.concatenate([breaks, [len(places)]]) - 1]
-    return tuple(RowRange(int(a), int(b) + 1) for a, b in zip(starts, lasts, strict=True))
 
 
 def refused_by_row_ids(
@@ -335,37 +314,6 @@ def refused_by_row_ids(
     return None
 
 
-def cut(order: RowOrder, start: int, stop: int) -> RowOrder:
-    """Where some rows are, numbered in the order of appending.
-
-    Raises:
-        IndexError: They are not all there.
-    """
-    stops = list(accumulate(len(part) for part in order))
-    if not 0 <= start < stop <= (stops[-1] if stops else 0):
-        msg = f"rows {RowRange(start, stop)} are not among {stops[-1] if stops else 0}"
-        raise IndexError(msg)
-    found = []
-    for at in range(bisect_right(stops, start), len(order)):
-        part, before = order[at], stops[at] - len(order[at])
-        if before >= stop:
-            break
-        first, last = max(start - before, 0), min(stop - before, len(part))
-        found.append(RowRange(part.start + first, part.start + last))
-    return tuple(found)
-
-
-def joined(ranges: Iterable[RowRange]) -> RowOrder:
-    """Ranges with those put together that follow each other."""
-    found: list[RowRange] = []
-    for part in ranges:
-        if found and found[-1].stop == part.start:
-            found[-1] = RowRange(found[-1].start, part.stop)
-        elif len(part):
-            found.append(part)
-    return tuple(found)
-
-
 def rows_identity(
     fragments: Sequence[Fragment],
     ranges: Sequence[RowRange],
@@ -405,10 +353,6 @@ def _digest(fragments: Iterable[Fragment]) -> str:
 def _follow(last: int, new: Sequence[Fragment]) -> bool:
     """Whether fragments were appended one after the other, and left as they are."""
     return all(f.id == last + 1 + at and f.is_untouched for at, f in enumerate(new))
-
-
-def _extended(order: RowOrder, old_rows: int, new_rows: int) -> RowOrder:
-    return joined([*order, RowRange(old_rows, old_rows + new_rows)])
 
 
 def _columns_only(
@@ -478,7 +422,7 @@ def _moved(
         targets = [rows for _, rows in made]
         if sum(map(len, sources)) != sum(map(len, targets)):
             return None
-        pieces += _paired(sources, targets)
+        pieces += paired(sources, targets)
     if left_old.keys() != left_new.keys():
         return None
     for fragment, (was, rows) in left_old.items():
@@ -505,21 +449,3 @@ def _places(fragments: Sequence[Fragment]) -> dict[int, tuple[Fragment, RowRange
         fragment.id: (fragment, RowRange(stop - fragment.rows, stop))
         for fragment, stop in zip(fragments, stops, strict=True)
     }
-
-
-def _paired(
-    sources: Sequence[RowRange], targets: Sequence[RowRange]
-) -> list[tuple[RowRange, int]]:
-    """Pieces of the sources, one after the other, and where the targets take them."""
-    found: list[tuple[RowRange, int]] = []
-    target, used = 0, 0
-    for rows in sources:
-        start = rows.start
-        while start < rows.stop:
-            if used == len(targets[target]):
-                target, used = target + 1, 0
-                continue
-            length = min(rows.stop - start, len(targets[target]) - used)
-            found.append((RowRange(start, start + length), targets[target].start + used))
-            start, used = start + length, used + length
-    return found

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from lance_stream.planning.growth import RowOrder, cut
+from lance_stream.planning.row_order import RowOrder, cut
 from lance_stream.planning.rows import RowRange
 
 __all__ = ["FAMILY_CHARS", "Part", "Window"]

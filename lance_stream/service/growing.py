@@ -11,6 +11,7 @@ from lance_stream.errors import TableChangedError
 from lance_stream.planning import growth
 from lance_stream.planning.fingerprint import table_identity
 from lance_stream.planning.growth import Column, Seen, Version
+from lance_stream.planning.row_order import by_row_ids, cut, joined
 from lance_stream.planning.rows import RowRange
 from lance_stream.planning.types import type_name
 from lance_stream.service.indexing import News
@@ -60,17 +61,18 @@ def look(table: GrowingTable, request: Poll, news: News) -> Polled:
         TableChangedError: Rows were changed, removed or cannot be followed; says in which version.
         BaseException: Whatever Lance raises.
     """
-    now = table.now()
+    now, where = table.now(), redact(table.uri)
     known = {name: Column(kind, ids) for name, kind, ids in request.fields}
     if request.seen:
         before = Seen.from_json(json.loads(request.seen))
-        seen = _since(redact(table.uri), before, table, now, known, news)
+        seen = _since(where, before, table, now, known, news)
+        _check_columns(where, before, now, known)
     else:
         seen = _first(table, now)
     fields = {name: now.columns[name] for name in known or _followed(now, request)}
     complete = all(stop <= seen.rows for _, stop in request.parts)
     parts = [
-        growth.rows_identity(now.fragments, growth.cut(seen.order, start, stop), fields)
+        growth.rows_identity(now.fragments, cut(seen.order, start, stop), fields)
         for start, stop in (request.parts if complete else ())
     ]
     return Polled(
@@ -109,22 +111,8 @@ def _selected(table: GrowingTable, request: Poll) -> tuple[tuple[str, str], ...]
 def _first(table: GrowingTable, now: Version) -> Seen:
     """What is kept of a table that was not seen before: it is taken as it is."""
     if table.has_row_ids and not growth.is_plain(now.fragments):
-        return Seen.of(now, growth.by_row_ids(table.row_ids().ids))
-    return Seen.of(now, growth.joined([RowRange(0, now.rows)]))
-
-
-def _since(
-    where: str,
-    seen: Seen,
-    table: GrowingTable,
-    now: Version,
-    known: Mapping[str, Column],
-    news: News,
-) -> Seen:
-    """What is kept of the version at hand, if it was only appended to since one was seen."""
-    found = _grown(where, seen, table, now, known, news)
-    _check_columns(where, seen, now, known)
-    return found
+        return Seen.of(now, by_row_ids(table.row_ids().ids))
+    return Seen.of(now, joined([RowRange(0, now.rows)]))
 
 
 def _check_columns(where: str, seen: Seen, now: Version, known: Mapping[str, Column]) -> None:
@@ -139,7 +127,7 @@ def _check_columns(where: str, seen: Seen, now: Version, known: Mapping[str, Col
         raise TableChangedError(msg)
 
 
-def _grown(
+def _since(
     where: str,
     seen: Seen,
     table: GrowingTable,
@@ -147,6 +135,7 @@ def _grown(
     known: Mapping[str, Column],
     news: News,
 ) -> Seen:
+    """What is kept of the version at hand, if it was only appended to since one was seen."""
     version = now.number
     if version < seen.version or (version == seen.version and not seen.is_of(now.fragments)):
         msg = (
@@ -208,7 +197,7 @@ def _by_row_ids(where: str, seen: Seen, table: GrowingTable, now: Version) -> Se
     )
     if refused is not None:
         raise TableChangedError(_changed(where, seen.version, version, refused))
-    return Seen.of(now, growth.by_row_ids(found.ids))
+    return Seen.of(now, by_row_ids(found.ids))
 
 
 def _changed(where: str, seen: int, version: int, what: str) -> str:

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from lance_stream.errors import EmptyStreamError
 from lance_stream.planning.fingerprint import array_digest, digest
-from lance_stream.planning.growth import RowOrder, cut, joined
 from lance_stream.planning.index import ShardIndex
 from lance_stream.planning.layout import shard_stops
+from lance_stream.planning.row_order import RowOrder, cut, joined
 from lance_stream.planning.rows import FragmentRows, RowRange
 from lance_stream.planning.sizing import RowSize, rows_per_shard
 from lance_stream.planning.types import sample_schema

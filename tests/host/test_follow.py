@@ -66,6 +66,22 @@ def fetched(stream: Any) -> int:
     return lance_stream.stats(stream).from_lance
 
 
+def seen_by_follower(uri: str, state: Any, **options: Any) -> Any:
+    """The state after a round; or, of one that goes on from a state, why the table is refused."""
+
+    def run() -> Any:
+        follower = follow(uri, rows_per_round=10, **options, **FAST)
+        if state is None:
+            next(follower)
+            return follower.state_dict()
+        follower.load_state_dict(state)
+        with pytest.raises(TableChangedError) as caught:
+            next(follower)
+        return str(caught.value)
+
+    return run_forked(run)
+
+
 def rounds(follower: Any) -> Iterator[Any]:
     """The rounds that are there."""
     try:
@@ -234,24 +250,14 @@ def test_rows_that_came_and_went_are_told_whenever_one_looks(
     producer.append(10)
     producer.append(5)
 
-    def run(state: Any) -> Any:
-        follower = follow(uri, rows_per_round=10, **FAST)
-        if state is None:
-            next(follower)
-            return follower.state_dict()
-        follower.load_state_dict(state)
-        with pytest.raises(TableChangedError) as caught:
-            next(follower)
-        return str(caught.value)
-
-    state = run_forked(run, None)
+    state = seen_by_follower(uri, None)
     producer.append(7)
     producer.run(undo, **({"where": "i >= 15"} if undo == "delete" else {"version": 2}))
     if cleanup:
         producer.run("cleanup")
-    early = run_forked(run, state)
+    early = seen_by_follower(uri, state)
     producer.append(10)
-    late = run_forked(run, state)
+    late = seen_by_follower(uri, state)
     for said in (early, late):
         if not cleanup:
             assert f"{undo.title()}), between version 2, which was seen, and version 4" in said
@@ -381,22 +387,12 @@ def test_a_column_whose_name_is_anothers_is_refused(
     """While a state that knows no fields goes on."""
     plain.append(20)
 
-    def run(state: Any) -> Any:
-        follower = follow(uri, rows_per_round=10, **options, **FAST)
-        if state is None:
-            next(follower)
-            return follower.state_dict()
-        follower.load_state_dict(state)
-        with pytest.raises(TableChangedError) as caught:
-            next(follower)
-        return str(caught.value)
-
-    state = run_forked(run, None)
+    state = seen_by_follower(uri, None, **options)
     if gone:
         plain.run("drop_column", name=column)
     else:
         swap(plain, away)
-    said = run_forked(run, state)
+    said = seen_by_follower(uri, state, **options)
     what = "was dropped or renamed" if gone else ""
     assert re.search(rf"column '{column}' was (double|there) up to version 1, and {what}", said)
     if gone:

@@ -17,16 +17,14 @@ from lance_stream.planning.growth import (
     Seen,
     Version,
     appended,
-    by_row_ids,
     changed_column,
-    cut,
     is_plain,
-    joined,
     mentioned,
     refused_by_row_ids,
     rows_identity,
     stepped,
 )
+from lance_stream.planning.row_order import by_row_ids, cut, joined
 from lance_stream.planning.rows import RowRange
 
 
