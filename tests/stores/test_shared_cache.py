@@ -212,6 +212,12 @@ def test_a_server_that_hangs_is_seen(
             data = dataset(table_100, shard_rows=10, shared_cache=url, local=str(tmp_path / "a"))
             caplog.clear()
             assert sorted(ids(batches(data, 0))) == list(range(100))
+
+            def not_taken() -> int:
+                return sum(one.not_taken for one in lance_stream.stats(data).shared_caches)
+
+            # What shared caches did is shown soon after, not at once.
+            wait_until(lambda: not_taken() >= SHARDS, 5, "all shards are told")
             found = lance_stream.stats(data)
         finally:
             server.resume()
