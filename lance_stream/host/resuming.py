@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any
 
@@ -11,10 +12,13 @@ from streaming.base.batching import generate_work
 from torch.utils.data import get_worker_info
 
 from lance_stream.host import checkpoints
+from lance_stream.host.barrier import BeginAgain
 from lance_stream.host.course import Course
 from lance_stream.host.preparing import PreparingDataset
 
 __all__ = ["ResumableDataset"]
+
+logger = logging.getLogger(__name__)
 
 _OWN_SAMPLES = "own_samples"
 # In a state that a process saved when it had come to the end of its part of an epoch.
@@ -112,11 +116,20 @@ class ResumableDataset(PreparingDataset):
             (epoch, sample_in_epoch, skip), self._own = self._own, None
             ids = self._own_work(epoch, sample_in_epoch)
         else:
-            epoch, sample_in_epoch = self._resume_incr_epoch()
+            epoch, sample_in_epoch, ids = self._shared_work()
             skip, self._own = self._given_out_before((epoch, sample_in_epoch)), None
-            ids = self._get_work(epoch, sample_in_epoch)
         self._begun = (epoch, sample_in_epoch)
         return epoch, ids, skip
+
+    def _shared_work(self) -> tuple[int, int, NDArray[np.int64]]:
+        """The epoch that all processes of the node begin, from where, and this one's part."""
+        while True:
+            self._shared_barrier.begin()
+            try:
+                epoch, sample_in_epoch = self._resume_incr_epoch()
+                return epoch, sample_in_epoch, self._get_work(epoch, sample_in_epoch)
+            except BeginAgain:
+                logger.info("the epoch is begun again, with workers that came later")
 
     def _own_work(self, epoch: int, sample_in_epoch: int) -> NDArray[np.int64]:
         """This worker's part of an epoch that it goes on with by a state of its own.

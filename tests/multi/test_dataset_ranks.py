@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -135,3 +136,36 @@ def test_one_rank_fails(table: str) -> None:
         with pytest.raises(AssertionError, match="died with status 3"):
             job.ranks[1].wait(20)
     assert len(seen) == len(set(seen)) == 52
+
+
+class KilledAsItBegins(LanceStreamingDataset):
+    """Its leader is killed once, between two of the steps by which an epoch begins."""
+
+    marker: Path
+
+    def _share_work(self, sample_ids: Any) -> Any:
+        if not self.marker.exists():
+            self.marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super()._share_work(sample_ids)
+
+
+def test_a_worker_killed_as_an_epoch_begins(table: str, tmp_path: Path) -> None:
+    """Its rank begins anew; the workers of the other rank, which wait, begin with it."""
+
+    def run(rank: int) -> Any:
+        data = KilledAsItBegins(
+            streams=[LanceStream(table, shard_rows=10)], shuffle=True, batched=True, **OPTIONS
+        )
+        data.marker = tmp_path / "killed"
+        loader = DataLoader(data, batch_size=None, num_workers=2)
+        if rank == 0:
+            with pytest.raises(RuntimeError, match="DataLoader worker"):
+                list(loader)
+        return [[i for batch in loader for i in batch["i"].tolist()] for _ in range(2)]
+
+    with ForkedRanks(run, 2) as job:
+        first, second = job.results(60)
+    for mine, theirs in zip(first, second, strict=True):
+        assert sorted(set(mine + theirs)) == list(range(ROWS))
+        assert len(mine) == len(theirs) <= ROWS // 2 + 4

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from lance_stream.errors import LanceStreamError
 from lance_stream.host import barrier as module
-from lance_stream.host.barrier import Barrier
+from lance_stream.host.barrier import Barrier, BeginAgain
 from tests.support.streams import wait_until
 
 
@@ -110,6 +110,48 @@ def test_left_out_while_others_pass(
     assert "has begun another iteration" in next(tmp_path.glob("1-*")).read_text()
 
 
+@pytest.mark.parametrize("waits_first", ["further", "first step"])
+def test_who_is_further_begins_again(
+    barrier: Barrier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits_first: str
+) -> None:
+    """Where a process of another rank is replaced between two steps, the others go back."""
+
+    def come(iteration: int, wait_s: float = 0.0) -> None:
+        barrier.__dict__.pop("lock", None)
+        monkeypatch.setattr(module, "_iteration", lambda: iteration)
+        monkeypatch.setattr(os, "getppid", lambda: 1000 + min(iteration, 2))
+        name, began = tmp_path / f"{iteration}-{os.getpid()}", 0
+        while True:
+            began += 1
+            barrier.begin()
+            try:
+                for step in range(3):
+                    barrier(2)
+                    Path(f"{name}-{began}-{step}").touch()
+                    time.sleep(wait_s)
+                    wait_s = 0.0
+            except BeginAgain:
+                continue
+            name.write_text(str(began))
+            return
+
+    later = waits_first == "first step"
+    # Of the rank that goes on; and of the other one, killed before the second step.
+    stays = start(lambda: come(1, 0.5 if later else 0.0))
+    killed = start(lambda: come(2, 60))
+    passed = tmp_path / f"2-{killed}-1-0"
+    wait_until(passed.exists, 5, "both to pass the first step")
+    if not later:
+        wait_until(lambda: int(barrier._shared[2]) == 1, 5, "one to come to the second step")
+    os.kill(killed, signal.SIGKILL)
+    os.waitpid(killed, 0)
+    replaced = start(lambda: come(3))
+    for pid in (stays, replaced):
+        wait_until(lambda pid=pid: os.waitpid(pid, os.WNOHANG)[0] == pid, 5, "it to pass")
+    assert (tmp_path / f"1-{stays}").read_text() == "2"
+    assert (tmp_path / f"3-{replaced}").read_text() == "1"
+
+
 class Iterations(IterableDataset[int]):
     """The number of the iteration, as a worker sees it."""
 
@@ -142,7 +184,7 @@ def test_it_pickles_after_use(barrier: Barrier) -> None:
 ORPHAN = """
 import multiprocessing, os, signal, sys, time
 from pathlib import Path
-from lance_stream.host.barrier import Barrier
+from lance_stream.host.barrier import Barrier, BeginAgain
 from tests.support.streams import wait_until
 
 folder = Path(sys.argv[1])
