@@ -73,6 +73,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.slow)
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Tell why a test failed that was run once more, whatever came of that."""
+    for report in terminalreporter.getreports("rerun"):
+        terminalreporter.write_sep("_", f"first run of {report.nodeid}")
+        terminalreporter.write_line(report.longreprtext)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A place of this run's own, gone afterwards: killed jobs leave lock files of the host."""

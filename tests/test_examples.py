@@ -32,6 +32,15 @@ if __name__ == "__main__":
     sys.path.insert(0, sys.argv[0].rpartition("/")[0])
     runpy.run_path(sys.argv[0], run_name="__main__")
 """
+_AGAIN = """
+import runpy, sys, threading
+folder, *names = sys.argv[1:]
+sys.path.insert(0, folder)
+for name in names:
+    runpy.run_path(f"{folder}/{name}", run_name="__mp_main__")
+from lance_stream.host.settling import _Job
+print("ready" if _Job.endpoint is None else "a download process was started")
+"""
 # Trains to a checkpoint that is taken at the very end of an epoch, and on from there.
 _LIGHTNING_AT_END = """
 import sys
@@ -84,6 +93,11 @@ if __name__ == "__main__":
     example.train(directory)
     exactness(kept[0].of_all_ranks(), 4000)
 """
+
+
+def programs() -> list[str]:
+    """Names of the examples that are started, not imported by others."""
+    return [path.name for path in EXAMPLES.glob("*.py") if "\ndef main(" in path.read_text()]
 
 
 def run(name: str, *args: object) -> str:
@@ -197,12 +211,18 @@ def test_ddp_with_rows_that_do_not_divide() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["plain_loop.py", "lightning_trainer.py", "hf_trainer.py"])
-def test_spawned_workers(name: str) -> None:
+def test_spawned_workers() -> None:
     """DataLoader workers that are spawned import the example again."""
     # Each worker of each epoch imports torch and streaming.
-    done = run_script(_SPAWN, EXAMPLES / name, timeout_s=400).check()
+    done = run_script(_SPAWN, EXAMPLES / "plain_loop.py", timeout_s=400).check()
     assert_exact(done.stdout, [0, 1, 2])
+
+
+@pytest.mark.slow
+def test_importing_an_example_again_does_nothing() -> None:
+    """That is what spawned workers do, before anything else, also of those not run above."""
+    done = run_script(_AGAIN, EXAMPLES, *programs(), timeout_s=100).check()
+    assert done.stdout == "ready\n"
 
 
 @pytest.mark.parametrize(
@@ -226,7 +246,6 @@ def test_rows_that_are_not_exact(ids: list[int], said: str) -> None:
 def test_every_example_is_listed() -> None:
     """docs/examples.md names each program, with the command that a test runs, and no other."""
     text = (ROOT / "docs" / "examples.md").read_text()
-    programs = {path.name for path in EXAMPLES.glob("*.py") if "\ndef main(" in path.read_text()}
-    assert set(re.findall(r"python examples/(\S+\.py)", text)) == programs
-    helpers = {path.name for path in EXAMPLES.glob("*.py")} - programs
+    assert set(re.findall(r"python examples/(\S+\.py)", text)) == set(programs())
+    helpers = {path.name for path in EXAMPLES.glob("*.py")} - set(programs())
     assert set(re.findall(r"`(\w+\.py)`", text)) == helpers

@@ -115,9 +115,9 @@ def test_start_methods(table_5000: str, tmp_path: Path, method: str, counts: str
     assert result == [[True, False, 5000]] * 2 * len(counts.split(","))
 
 
-def test_shards_span_tiny_fragments(tables: Path) -> None:
+def test_shards_span_tiny_fragments(tmp_path: Path) -> None:
     """2,000 fragments of one row, 100 rows per shard: 20 shards, every row."""
-    uri = str(tables / "tiny.lance")
+    uri = str(tmp_path / "tiny.lance")
     write_table(uri, 2000, 1)
 
     def run() -> list[object]:

@@ -436,9 +436,9 @@ Path(out, os.environ["RANK"]).write_text(json.dumps(said))
 """
 
 
-def test_resume_on_more_ranks(tables: Path, tmp_path: Path) -> None:
+def test_resume_on_more_ranks(tmp_path: Path) -> None:
     """By torchrun: what one rank has left of an epoch, two ranks stream; and the next epoch."""
-    uri = str(tables / "ranks103.lance")
+    uri = str(tmp_path / "ranks103.lance")
     write_table(uri, 103, 25)
     state, script = tmp_path / "state.json", tmp_path / "resume.py"
     script.write_text(_RESUME)

@@ -67,10 +67,10 @@ rank, size = dist.get_rank(), dist.get_world_size()
 kind = {"stock": StreamingDataset, "lance": LanceStreamingDataset}[told["dataset"]]
 
 
-def build(replication=None):
+def build(uri=told["uri"], replication=None):
     # Ranks that have the same samples count as one.
     batch_size = told["global_batch"] * (replication or 1) // size
-    stream = LanceStream(told["uri"], shard_rows=20, local=told["local"])
+    stream = LanceStream(uri, shard_rows=20, local=told["local"])
     data = kind(streams=[stream], batch_size=batch_size, shuffle=True, shuffle_seed=7,
                 num_canonical_nodes=2, replication=replication)
     # Its state counts samples by the length of a batch's columns.
@@ -95,7 +95,7 @@ def download_processes():
 
 
 for step in told["steps"]:
-    data, loader = build(step.get("replication"))
+    data, loader = build(**{name: step[name] for name in ("uri", "replication") if name in step})
     if "load" in step:
         loader.load_state_dict(json.loads(Path(step["load"]).read_text()))
     stream = data.streams[0]
@@ -230,9 +230,20 @@ def main(folder: Path, dataset: str = "stock") -> None:
     state = [str(folder / f"state-{number}.json") for number in range(2)]
     say(f"{ROWS} rows, {dataset} dataset, global batches of {GLOBAL_BATCH}, {WORKERS} workers")
 
-    say("\n2 nodes x 2 ranks, one epoch, while a producer appends")
+    fixed = str(folder / "fixed.lance")
+    write_table(fixed, ROWS, 80)
+    # One launch for all that this number of nodes does: to start four ranks takes long.
+    steps = [
+        {"name": "epoch"},
+        {"name": "replicated", "uri": fixed, "replication": 2},
+        {"name": "whole", "uri": fixed},
+        {"name": "first", "uri": fixed, "stop": 7, "save": state[0]},
+    ]
     with appending(uri) as appended:
-        seen = launch(folder, uri, 2, [{"name": "epoch"}], dataset=dataset)["epoch"]
+        steps_seen = launch(folder, uri, 2, steps, dataset=dataset)
+
+    say("\n2 nodes x 2 ranks, one epoch, while a producer appends")
+    seen = steps_seen["epoch"]
     show(seen)
     versions = {rank["version"] for rank in seen}
     assert len(versions) == 1, versions
@@ -248,27 +259,14 @@ def main(folder: Path, dataset: str = "stock") -> None:
         f"{counts.total() - rows} repeated to fill batches; 1 download process per node"
     )
 
-    fixed = str(folder / "fixed.lance")
-    write_table(fixed, ROWS, 80)
     say("\n2 nodes x 2 ranks: replication=2, one whole epoch, and a third of one that is saved")
-    seen = launch(
-        folder,
-        fixed,
-        2,
-        [
-            {"name": "replicated", "replication": 2},
-            {"name": "whole"},
-            {"name": "first", "stop": 7, "save": state[0]},
-        ],
-        dataset=dataset,
-    )
-    show(seen["replicated"])
-    ranks = [rows_of(rank) for rank in seen["replicated"]]
+    show(steps_seen["replicated"])
+    ranks = [rows_of(rank) for rank in steps_seen["replicated"]]
     assert ranks[0] == ranks[1]
     assert ranks[2] == ranks[3]
     assert sorted(ranks[0] + ranks[2]) == list(range(ROWS))
     say("  ranks 0 and 1 saw the same, and 2 and 3; together every row once")
-    whole = global_batches(seen["whole"])
+    whole = global_batches(steps_seen["whole"])
     assert sorted(chain(*whole)) == list(range(ROWS))
     say(f"  the whole epoch: {len(whole)} batches, every row once")
 
@@ -277,7 +275,7 @@ def main(folder: Path, dataset: str = "stock") -> None:
     second = launch(folder, fixed, 1, steps, dataset=dataset)["second"]
     steps = [{"name": "third", "load": state[1]}]
     third = launch(folder, fixed, 2, steps, dataset=dataset)["third"]
-    parts = [global_batches(ranks) for ranks in (seen["first"], second, third)]
+    parts = [global_batches(ranks) for ranks in (steps_seen["first"], second, third)]
     assert [len(part) for part in parts] == [7, 6, len(whole) - 13]
     assert list(chain(*parts)) == whole
     say(f"  {' + '.join(str(len(part)) for part in parts)} batches: those of the whole epoch, in")

@@ -80,9 +80,9 @@ def test_killed_every_4000_rows(table_20000: str, workers: int) -> None:
     assert result["killed"] >= 1
 
 
-def test_one_process_for_many_streams(tables: Path) -> None:
+def test_one_process_for_many_streams(tmp_path: Path) -> None:
     """200 streams in one dataset: one process, few descriptors, every row."""
-    root = tables / "many"
+    root = tmp_path / "many"
     for number in range(4):
         write_table(str(root / f"{number}.lance"), 20, 20, first_row=1000 * number)
 
