@@ -76,7 +76,7 @@ def loader(directory: str, name: str, peer: str, batch_size: int) -> tuple[Any, 
         return DataLoader(rows, batch_size, shuffle=True, collate_fn=list), batch_size
     if peer == "lance":
         return _LanceBatches(f"{directory}/{name}.lance", batch_size), batch_size
-    return lancedb_dataset(f"{directory}/{name}.lance"), 1
+    return _LanceDbEpochs(f"{directory}/{name}.lance"), 1
 
 
 def lancedb_dataset(uri: str, options: dict[str, str] | None = None, **arguments: Any) -> Any:
@@ -89,6 +89,18 @@ def lancedb_dataset(uri: str, options: dict[str, str] | None = None, **arguments
     return StreamingDataset(
         database.open_table(table.removesuffix(".lance")), shuffle=True, **arguments
     )
+
+
+class _LanceDbEpochs:
+    """LanceDB's loader, whose object is of one epoch: at its end it gives nothing more."""
+
+    def __init__(self, uri: str) -> None:
+        self._uri = uri
+        self._epoch = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self._epoch += 1
+        return iter(lancedb_dataset(self._uri, epoch=self._epoch))
 
 
 class _LanceBatches:
