@@ -14,6 +14,7 @@ from lance_stream.errors import CacheInUseError, PlanError
 from lance_stream.export.filling import fill
 from lance_stream.export.local import LocalDestination
 from lance_stream.export.plan import ExportPlan, Found
+from tests.support.new_threads import NewThreads
 from tests.unit.export.plans import content, export_plan, writer
 
 
@@ -154,10 +155,10 @@ def test_the_first_error_ends_it(tmp_path: Path) -> None:
         time.sleep(0.005)
         return inner(shard)
 
-    before = threading.active_count()
+    started = NewThreads()
     with pytest.raises(ValueError, match="seven"):
         fill_here(destination, plan, 2, run=run)
-    assert threading.active_count() == before
+    assert len(started) == 0
     assert 5 <= len(destination.records()) < 50
     assert not (tmp_path / "out" / "index.json").exists()
     destination.release()
@@ -177,10 +178,10 @@ def test_an_interrupt_while_progress_is_shown(tmp_path: Path) -> None:
         if len(calls) == 5:
             raise KeyboardInterrupt
 
-    before = threading.active_count()
+    started = NewThreads()
     with pytest.raises(KeyboardInterrupt):
         fill_here(destination, plan, 4, progress=progress)
-    assert threading.active_count() == before
+    assert len(started) == 0
     destination.release()
 
 

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from lance_stream.tiers.backlog import Backlog
+from tests.support.new_threads import NewThreads
 
 
 def test_jobs_are_done_in_order() -> None:
@@ -19,17 +20,17 @@ def test_jobs_are_done_in_order() -> None:
 
 
 def test_no_thread_before_the_first_job_and_no_more_than_wanted() -> None:
-    before, gate = threading.active_count(), threading.Event()
+    started, gate = NewThreads(), threading.Event()
     backlog = Backlog("test", threads=3, max_jobs=100)
-    assert threading.active_count() == before
+    assert len(started) == 0
     for number in range(10):
         backlog.offer(f"{number}", gate.wait)
-    assert threading.active_count() == before + 3
+    assert len(started) == 3
     assert backlog.num_jobs == 10
     gate.set()
     assert backlog.close(5) == 0
     deadline = time.monotonic() + 5
-    while threading.active_count() > before:
+    while len(started):
         assert time.monotonic() < deadline
         time.sleep(0.001)
 

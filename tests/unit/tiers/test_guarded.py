@@ -15,6 +15,7 @@ from lance_stream.tiers.framed import FramedCache
 from lance_stream.tiers.guarded import GuardedCache
 from lance_stream.tiers.shard_cache import ShardCache
 from lance_stream.tiers.tier_url import TierUrl
+from tests.support.new_threads import NewThreads
 
 PASSWORD = "correct-horse"
 URL = TierUrl.parse(f"redis://user:{PASSWORD}@host:1234/0?timeout=300ms")
@@ -235,10 +236,10 @@ def test_threads_that_hang_are_bounded(inner: MemoryShardCache, told: list[str])
         new_breaker=lambda: Breaker(first_delay_s=0.0, calm_s=0.0),
     )
     inner.gate.clear()
-    before = threading.active_count()
+    started = NewThreads()
     for _ in range(20):
         assert guarded.get("k") is None
-    assert threading.active_count() - before == 4
+    assert len(started) == 4
     counts = guarded.counts()
     assert (counts.errors, counts.skipped) == (4, 16)
     inner.gate.set()

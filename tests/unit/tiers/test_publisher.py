@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from lance_stream.tiers.framed import FramedCache
 from lance_stream.tiers.guarded import GuardedCache
 from lance_stream.tiers.publisher import Publisher
 from lance_stream.tiers.tier_url import TierUrl
+from tests.support.new_threads import NewThreads
 from tests.support.streams import wait_until
 
 
@@ -181,11 +181,11 @@ def test_a_tier_that_fails_harms_nobody(
 ) -> None:
     inner.error = ConnectionError("refused")
     publisher = Publisher(cache)
-    before = threading.active_count()
+    started = NewThreads()
     for number in range(100):
         publisher.offer(f"{number}", shard(tmp_path, number), 1)
     assert publisher.wait(10)
     assert publisher.counts().unneeded == 100
     assert inner.calls["contains"] <= 3
-    assert threading.active_count() <= before + 2
+    assert len(started) <= 2
     publisher.close(1)
