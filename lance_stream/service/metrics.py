@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_REQUEST_BYTES = 8192
 _REQUEST_S = 5.0
+_TRY_EVERY_S = 2.0
 
 
 def stats_of(streams: Sequence[dict[str, Any]], endpoint: Endpoint) -> list[StreamStats]:
@@ -35,8 +36,11 @@ def stats_of(streams: Sequence[dict[str, Any]], endpoint: Endpoint) -> list[Stre
     return found
 
 
-async def serve_metrics(port: int, text: Callable[[], str]) -> asyncio.Server | None:
-    """Answer ``GET /metrics`` on 127.0.0.1; a port that is taken is logged, and nothing else.
+async def serve_metrics(port: int, text: Callable[[], str]) -> None:
+    """Answer ``GET /metrics`` on 127.0.0.1 until cancelled.
+
+    A port that is taken, as by another job of the node or by the process that this one takes over
+    from, is told once and tried again.
 
     Args:
         port: Where to listen.
@@ -61,8 +65,18 @@ async def serve_metrics(port: int, text: Callable[[], str]) -> asyncio.Server | 
             writer.write(head.encode() + body)
             await asyncio.wait_for(writer.drain(), _REQUEST_S)
 
-    try:
-        return await asyncio.start_server(answer, "127.0.0.1", port, limit=_MAX_REQUEST_BYTES)
-    except OSError as error:
-        logger.warning("LANCE_STREAM_METRICS_PORT=%d: cannot serve metrics: %s", port, error)
-        return None
+    told = False
+    while True:
+        try:
+            server = await asyncio.start_server(
+                answer, "127.0.0.1", port, limit=_MAX_REQUEST_BYTES
+            )
+            break
+        except OSError as error:
+            if not told:
+                told = True
+                words = "LANCE_STREAM_METRICS_PORT=%d: cannot serve metrics yet: %s"
+                logger.warning(words, port, error)
+        await asyncio.sleep(_TRY_EVERY_S)
+    async with server:
+        await server.serve_forever()

@@ -131,11 +131,16 @@ class Server:
         server = await asyncio.start_unix_server(self._serve, self._endpoint.socket_path)
         os.chmod(self._endpoint.socket_path, 0o600)
         self._end_unless_used(self._limits.first_client_s)
+        metrics = None
         if self._limits.metrics_port:
-            await serve_metrics(self._limits.metrics_port, self._metrics)
+            served = serve_metrics(self._limits.metrics_port, self._metrics)
+            metrics = self._loop.create_task(served)
         self._keep_showing()
         await self.ended.wait()
         server.close()
+        if metrics is not None:
+            # Free for the process that takes over.
+            metrics.cancel()
         # A fresh process takes over from one that retires: versions stay held.
         await self._pins.end(keep=self._retired)
         if not self._clients:

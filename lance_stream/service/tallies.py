@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ class Tallies:
     """A board for each stream. Used by the event loop's thread only."""
 
     def __init__(self, status_path: str, shared_path: str = "") -> None:
-        """Begin with no stream.
+        """Begin with the streams of the process before, if any: nobody asks for them yet.
 
         Args:
             status_path: File that lists the streams, for people.
@@ -34,7 +35,9 @@ class Tallies:
         self._shared_path = shared_path
         self._shared: tuple[SharedTierCounts, ...] = ()
         self._boards: dict[str, Board] = {}
-        self._streams: dict[str, dict[str, Any]] = {}
+        self._streams = _known(status_path)
+        if self._streams:
+            self._write_status()
 
     @property
     def streams(self) -> list[dict[str, Any]]:
@@ -57,6 +60,7 @@ class Tallies:
             register.stats_directory, SERVER_BOARD, labels, SERVER_NAMES
         )
         self._streams[register.stream] = {
+            "key": register.stream,
             "uri": redact(register.uri),
             "stream": stream_label(index.fingerprint, register.directory),
             "version": register.version,
@@ -106,3 +110,12 @@ class Tallies:
 
     def _write_status(self) -> None:
         write_private(self._status_path, {"pid": os.getpid(), "streams": self.streams})
+
+
+def _known(status_path: str) -> dict[str, dict[str, Any]]:
+    try:
+        with open(status_path, "rb") as file:
+            streams = json.load(file)["streams"]
+        return {one["key"]: {**one, "active": False} for one in streams}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}

@@ -8,6 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from lance_stream.service.cache_files import ledger_path
 from lance_stream.service.tallies import Tallies
 from lance_stream.telemetry.board import read_boards
@@ -121,11 +123,22 @@ def test_a_stream_that_is_opened_again_goes_on(tmp_path: Path) -> None:
     first.close("s")
     first.open(register(tmp_path), INDEX)
     second = Tallies(str(tmp_path / "status"))
+    # Known, and told of, before anybody asks for it again.
+    assert [one["active"] for one in second.streams] == [False]
+    assert json.loads((tmp_path / "status").read_text())["streams"] == second.streams
     second.open(register(tmp_path), INDEX)
+    assert [one["active"] for one in second.streams] == [True]
     second.add("s", "requested")
     (reading,) = read_boards(str(tmp_path / "s.stats"))
     assert reading.numbers["requested"] == 6
     assert first.streams[0]["since"] == second.streams[0]["since"] == since
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"streams": [{}]}', b"\xff"])
+def test_a_status_that_cannot_be_read(tmp_path: Path, content: bytes) -> None:
+    """Is that of no stream."""
+    (tmp_path / "status").write_bytes(content)
+    assert Tallies(str(tmp_path / "status")).streams == []
 
 
 def test_a_status_that_cannot_be_written(tmp_path: Path) -> None:
