@@ -70,7 +70,7 @@ def measure(side: str, options: dict[str, str], seconds: float) -> dict[str, flo
         from lance_stream import LanceStreamingDataset  # noqa: F401
     else:
         import lancedb.streaming  # noqa: F401  # pyright: ignore[reportMissingImports]
-    with tempfile.TemporaryDirectory(prefix="cold-epoch-") as local:
+    with tempfile.TemporaryDirectory(prefix="cold-epoch-", ignore_cleanup_errors=True) as local:
         return _epoch(side, options, local, seconds)
 
 

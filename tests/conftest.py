@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.mounts import own_shared_memory
 from tests.support.tables import write_table
 
 pytest_plugins = ["tests.support.fixtures"]
@@ -58,6 +59,12 @@ _LONG = (
     "test_examples.py",
 )
 _ONE_OF = 7
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tests that run beside others do not meet them in shared memory, where root runs them."""
+    if hasattr(config, "workerinput") and os.geteuid() == 0:
+        own_shared_memory()
 
 
 @pytest.hookimpl(tryfirst=True)

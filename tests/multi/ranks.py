@@ -6,11 +6,9 @@ per launch. One test starts real interpreters instead, and one uses torchrun.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
 import socket
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from tests.support.forked import Forked, fork
+from tests.support.mounts import own_shared_memory
 from tests.support.scripts import RunningScript
 
 __all__ = ["ForkedRanks", "environment", "free_port", "json_results"]
@@ -119,11 +118,6 @@ def _rank(function: Callable[[int], Any], rank: int, variables: dict[str, str]) 
 
 def _be_a_node() -> None:
     """Shared memory and lock files of the host that the other ranks do not see."""
-    new_mounts = 0x00020000
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(new_mounts) != 0:
-        raise OSError(ctypes.get_errno(), "unshare(CLONE_NEWNS) failed")
-    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
-    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/dev/shm"], check=True)
+    own_shared_memory()
     # It has looked for the directory before.
     tempfile.tempdir = None

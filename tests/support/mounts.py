@@ -5,6 +5,7 @@ CI sets ``CI`` and runs as root: there nothing is skipped, a mount that fails is
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 from collections.abc import Iterator
@@ -13,13 +14,27 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["as_root", "mounted"]
+__all__ = ["as_root", "mounted", "own_shared_memory"]
 
 _IN_CI = bool(os.environ.get("CI"))
 
 as_root = pytest.mark.skipif(
     os.geteuid() != 0 and not _IN_CI, reason="only root may do this; CI runs as root"
 )
+
+
+def own_shared_memory() -> None:
+    """Give this process, and those that it starts, a ``/dev/shm`` that no other process sees.
+
+    Raises:
+        OSError: This needs the rights of root.
+    """
+    new_mounts = 0x00020000
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(new_mounts) != 0:
+        raise OSError(ctypes.get_errno(), "unshare(CLONE_NEWNS) failed")
+    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/dev/shm"], check=True)
 
 
 @contextmanager
