@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import math
 import operator
+import sys
 import threading
 import time
 import weakref
@@ -195,7 +196,7 @@ class LanceStreamingDataset(ResumableDataset):
             self._course = self._begun = None
         return self._epoch()
 
-    def _epoch(self) -> Iterator[Any]:
+    def _epoch(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> Iterator[Any]:
         if self._course is not None:
             self._course.end()
         self._unique_worker_world = self._unique_rank_world.detect_workers()
@@ -218,7 +219,9 @@ class LanceStreamingDataset(ResumableDataset):
         finally:
             course.end()
             ahead.close()
-            self.note_progress(course)
+            # A generator that is kept to the end of the program is closed when modules are gone.
+            if not is_finalizing():
+                self.note_progress(course)
 
     def _samples(self, course: Course, ahead: Ahead) -> Iterator[Any]:
         while not course.is_over:
