@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
@@ -36,7 +37,7 @@ def pack(key: bytes, header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any
         arrays: One-dimensional arrays of numbers.
     """
     columns = [
-        pa.LargeListArray.from_arrays(pa.array([0, len(a)], pa.int64()), pa.array(a))
+        pa.LargeListArray.from_arrays(_array(np.array([0, len(a)], np.int64)), _array(a))
         for a in arrays.values()
     ]
     text = json.dumps(header).encode()
@@ -71,7 +72,22 @@ def unpack(data: pa.Buffer | bytes) -> dict[str, NDArray[Any]]:
     """The arrays, as views of the data; one of ``DAMAGE`` if they cannot be read."""
     with pa.ipc.open_file(pa.py_buffer(data)) as reader:
         batch = reader.get_batch(0)
-    return {
-        name: batch.column(i).flatten().to_numpy(zero_copy_only=True)
-        for i, name in enumerate(batch.schema.names)
-    }
+    return {name: _numbers(batch.column(i).flatten()) for i, name in enumerate(batch.schema.names)}
+
+
+# Not by pyarrow's own conversions: where pandas is installed, their first call imports it, which
+# takes the trainer half a second.
+
+
+def _array(numbers: NDArray[Any]) -> pa.Array:
+    kind = pa.from_numpy_dtype(numbers.dtype)
+    content = pa.py_buffer(np.ascontiguousarray(numbers))
+    return pa.Array.from_buffers(kind, len(numbers), [None, content])
+
+
+def _numbers(array: pa.Array) -> NDArray[Any]:
+    if array.null_count:
+        raise ValueError(f"{array.null_count} nulls where there are none")
+    dtype = np.dtype(array.type.to_pandas_dtype())
+    start = array.offset * dtype.itemsize
+    return np.frombuffer(array.buffers()[1] or b"", dtype, len(array), start)

@@ -74,6 +74,9 @@ async def _bound(log: LogHandler) -> None:
 
 def _serve(endpoint: Endpoint, log: LogHandler) -> None:
     # Only after the fork: threads of the libraries would not survive it.
+    from lance_stream.source.pandas_later import put_off_pandas  # noqa: PLC0415
+
+    put_off_pandas()
     from lance_stream.service.server import Limits, Server  # noqa: PLC0415
 
     default = Limits()

@@ -57,7 +57,6 @@ def regular_array(
     """
     if is_bfloat16(field):
         return None
-    valid = column.is_valid().to_numpy(zero_copy_only=False) if column.null_count else None
     kind, shape, axes = column.type, [], None
     leaf, start = column, 0
     if isinstance(kind, pa.FixedShapeTensorType):
@@ -85,7 +84,10 @@ def regular_array(
     values = flat.reshape(len(column), *shape) if shape else flat
     if axes is not None:
         values = values.transpose(0, *(1 + axis for axis in axes))
-    return values, valid
+    if not column.null_count:
+        return values, None
+    # Not by ``is_valid``, which has pyarrow import its functions, and with them pandas.
+    return values, _bits(column.buffers()[0], column.offset)(0, len(column))
 
 
 def array_decoder(column: pa.Array, *, zero_copy: bool) -> Decoder:
@@ -151,16 +153,20 @@ def _has_null(array: pa.Array) -> bool:
 
 def _flat_values(values: pa.Array) -> Callable[[int, int], np.ndarray]:
     """Slices of a leaf as one-dimensional arrays."""
-    buffer, offset = values.buffers()[1], values.offset
     if pat.is_boolean(values.type):
-        packed = np.frombuffer(buffer or b"", np.uint8)
-
-        def bits(begin: int, end: int) -> np.ndarray:
-            begin, end = begin + offset, end + offset
-            unpacked = np.unpackbits(packed[begin >> 3 : (end + 7) >> 3], bitorder="little")
-            first = begin & 7
-            return unpacked[first : first + end - begin].astype(bool)
-
-        return bits
+        return _bits(values.buffers()[1], values.offset)
     flat = number_array(values)
     return lambda begin, end: flat[begin:end]
+
+
+def _bits(buffer: pa.Buffer | None, offset: int) -> Callable[[int, int], np.ndarray]:
+    """Slices of a bitmap as bool arrays."""
+    packed = np.frombuffer(buffer or b"", np.uint8)
+
+    def get(begin: int, end: int) -> np.ndarray:
+        begin, end = begin + offset, end + offset
+        unpacked = np.unpackbits(packed[begin >> 3 : (end + 7) >> 3], bitorder="little")
+        first = begin & 7
+        return unpacked[first : first + end - begin].astype(bool)
+
+    return get

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lance_stream.errors import PlanError
+from lance_stream.source.pandas_later import admit_pandas
 
 __all__ = ["load_function"]
 
@@ -27,6 +28,7 @@ def load_function(argument: str, name: str, search_path: tuple[str, ...]) -> Cal
     for folder in search_path:
         if folder not in sys.path:
             sys.path.append(folder)
+    admit_pandas()
     try:
         function = getattr(importlib.import_module(module), attribute)
     except Exception as error:

@@ -544,6 +544,54 @@ def whether(batch):
 """
 
 
+_PANDAS_THAT_TELLS = """
+import os
+with open(os.environ["PANDAS_TOLD"], "a") as file:
+    print(os.getpid(), file=file)
+VALUE = 7
+"""
+_USES_PANDAS = """
+import pyarrow as pa
+
+def add(batch):
+    import pandas
+    return batch.append_column("there", pa.array([pandas.VALUE] * batch.num_rows))
+"""
+_WITH_PANDAS = """
+import json, sys
+from tests.support.streams import batches, dataset
+
+if __name__ == "__main__":
+    uri, transform = sys.argv[1:]
+    data = dataset(uri, shard_rows=2, transform=transform or None)
+    rows = [row for batch in batches(data, 2) for row in batch]
+    print(json.dumps([[repr(row["t"]), row.get("there"), repr(row["n"])] for row in rows]))
+"""
+
+
+@pytest.mark.parametrize("transform", ["", "using:add"])
+def test_pandas_is_imported_for_functions_of_users_only(
+    lance_process: LanceProcess, tmp_path: Path, transform: str
+) -> None:
+    """It takes half a second wherever it is installed and pyarrow comes to want it."""
+    folder, told = tmp_path / "modules", tmp_path / "told"
+    folder.mkdir()
+    (folder / "pandas.py").write_text(_PANDAS_THAT_TELLS)
+    (folder / "using.py").write_text(_USES_PANDAS)
+    table = pa.table({"t": ["a", None, "c"], "n": pa.array([1, None, 3], pa.int64())})
+    uri = lance_process.write(table)
+    script = tmp_path / "train.py"
+    script.write_text(_WITH_PANDAS)
+    env = {"PYTHONPATH": str(folder), "PANDAS_TOLD": str(told)}
+    rows = json.loads(run_script(script, uri, transform, env=env).check().stdout.splitlines()[-1])
+    there = 7 if transform else None
+    assert sorted(rows) == sorted(
+        [["'a'", there, "1"], ["None", there, "None"], ["'c'", there, "3"]]
+    )
+    # With a transform only the download process, which pyarrow has look for it too.
+    assert len(set(told.read_text().split()) if told.exists() else ()) == bool(transform)
+
+
 def test_without_pandas(lance_process: LanceProcess, tmp_path: Path) -> None:
     """Nanoseconds are what pyarrow would need it for. No process of a stream has loaded it."""
     folder = tmp_path / "modules"
