@@ -14,13 +14,14 @@ import numpy as np
 from filelock import FileLock
 from numpy.typing import NDArray
 from streaming import StreamingDataset
+from streaming.base.batching import generate_work
 from streaming.base.constant import CACHE_FILELOCK, EPOCH_DATA, EPOCH_SHAPE
 from streaming.base.dataset import _ShardState
 from streaming.base.shared import SharedArray, SharedMemory, _get_path
 
 from lance_stream.errors import ShardUnavailableError
-from lance_stream.host.barrier import Barrier
 from lance_stream.host.locks import locked
+from lance_stream.host.meeting import LAST_STEP, Meeting
 from lance_stream.host.reader import LanceReader
 from lance_stream.processes import start_time
 
@@ -47,9 +48,9 @@ class PreparingDataset(StreamingDataset):
             np.int64,
             _get_path(self._shm_prefix_int, f"lance_stream_preparers_{self.num_shards}"),
         )
-        self._shared_barrier = Barrier(
+        self._meeting = Meeting(
             self._shared_barrier.filelock_path,
-            _get_path(self._shm_prefix_int, "lance_stream_barrier"),
+            _get_path(self._shm_prefix_int, "lance_stream_meeting"),
         )
         _DATASETS.add(self)
 
@@ -63,7 +64,43 @@ class PreparingDataset(StreamingDataset):
     def after_fork(self) -> None:
         """In a forked child: file locks made before are the parent's."""
         self.__dict__.pop(CACHE_FILELOCK, None)
-        self._shared_barrier.__dict__.pop("lock", None)
+        self._meeting.__dict__.pop("lock", None)
+
+    def _resume_incr_epoch(self) -> tuple[int, int]:
+        # The next epoch is another only when all have begun this one: what dies meanwhile must not
+        # cost the others an epoch, or what they resume.
+        self._meeting.begin(self._unique_worker_world.workers_per_node)
+        return self._resume(self._parallel_worker_world, self.next_epoch)
+
+    def _get_work(self, epoch: int, sample_in_epoch: int) -> NDArray[np.int64]:
+        world = self._parallel_worker_world
+        if self._unique_worker_world.is_local_leader:
+            if (self.replication or 1) > 1 and not world.worker_of_rank:
+                logger.warning(
+                    "replication=%d: samples that are counted for state_dict(num_samples) count "
+                    "once for all ranks that have the same ones",
+                    self.replication,
+                )
+            work = generate_work(self.batching_method, self, world, epoch, sample_in_epoch)
+            with self._meeting.undisturbed():
+                shared = self._share_work(work)
+            self._meeting.reach(2)
+        else:
+            self._meeting.reach(2)
+            with self._meeting.undisturbed():
+                work, *shared = self._attach_work()
+        mine = work[world.node, world.rank_of_node, world.worker_of_rank].flatten()
+        del work
+
+        def all_begin() -> None:
+            self.next_epoch = epoch + 1
+
+        self._meeting.reach(LAST_STEP, all_begin)
+        with self._meeting.undisturbed():
+            for memory in shared:
+                if memory is not None:
+                    memory.cleanup()
+        return mine
 
     def _share_work(
         self, sample_ids: NDArray[np.int64]

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from streaming.base.batching import generate_work
 from torch.utils.data import get_worker_info
 
+from lance_stream.errors import PlanError
 from lance_stream.host import checkpoints
-from lance_stream.host.barrier import BeginAgain
 from lance_stream.host.course import Course
+from lance_stream.host.meeting import BeginAgain
 from lance_stream.host.preparing import PreparingDataset
 
 __all__ = ["ResumableDataset"]
@@ -122,9 +123,14 @@ class ResumableDataset(PreparingDataset):
         return epoch, ids, skip
 
     def _shared_work(self) -> tuple[int, int, NDArray[np.int64]]:
-        """The epoch that all processes of the node begin, from where, and this one's part."""
+        """The epoch that all processes of the node begin, from where, and this one's part.
+
+        Raises:
+            PlanError: There is no ``batch_size``, by which an epoch is divided.
+        """
+        if self.batch_size is None:
+            raise PlanError("batch_size=None: give the dataset the batch_size of its DataLoader")
         while True:
-            self._shared_barrier.begin()
             try:
                 epoch, sample_in_epoch = self._resume_incr_epoch()
                 return epoch, sample_in_epoch, self._get_work(epoch, sample_in_epoch)

@@ -36,6 +36,8 @@ class Tallies:
         self._shared: tuple[SharedTierCounts, ...] = ()
         self._boards: dict[str, Board] = {}
         self._streams = _known(status_path)
+        for one in self.streams:
+            self._take_over(one["stats"])
         if self._streams:
             self._write_status()
 
@@ -79,9 +81,7 @@ class Tallies:
         board = self._boards.pop(stream, None)
         if board is None:
             return
-        # Nothing of it waits, or is fetched, for anybody any more.
-        for name in ("waiting", "running"):
-            board.numbers[SERVER_NAMES.index(name)] = 0
+        _nothing_waits(board)
         self._streams[stream]["active"] = False
         # A dataset that is gone has taken its boards along.
         for key, one in list(self._streams.items()):
@@ -108,8 +108,20 @@ class Tallies:
             self._shared = tuple(caches)
             write_shared(self._shared_path, caches)
 
+    def _take_over(self, directory: str) -> None:
+        old = read_board(board_path(directory, SERVER_BOARD))
+        if old is not None:
+            labels = {**old.labels, "pid": os.getpid()}
+            _nothing_waits(Board(directory, SERVER_BOARD, labels, SERVER_NAMES))
+
     def _write_status(self) -> None:
         write_private(self._status_path, {"pid": os.getpid(), "streams": self.streams})
+
+
+def _nothing_waits(board: Board) -> None:
+    """Nothing of a stream waits, or is fetched, for anybody any more."""
+    for name in ("waiting", "running"):
+        board.numbers[SERVER_NAMES.index(name)] = 0
 
 
 def _known(status_path: str) -> dict[str, dict[str, Any]]:

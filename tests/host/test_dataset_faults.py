@@ -25,7 +25,7 @@ from tests.support.fault_proxy import FaultProxy
 from tests.support.faults import Fault
 from tests.support.forked import run_forked
 from tests.support.object_store import S3Server
-from tests.support.streams import batches, identity, ids
+from tests.support.streams import batches, identity, ids, wait_until
 from tests.support.tables import write_table
 
 ROWS = list(range(100))
@@ -373,3 +373,46 @@ def test_what_a_killed_job_left(table_100: str, tmp_path: Path) -> None:
         return [row["i"] for row in build(table_100, shard_rows=1)]
 
     assert sorted(run_forked(run)) == ROWS
+
+
+class SlowFirstLeader(LanceStreamingDataset):
+    """The leader of the first iteration is slow: others have begun when it comes to share work."""
+
+    marker: Path
+
+    def _get_work(self, epoch: int, sample_in_epoch: int) -> Any:
+        if self._unique_worker_world.is_local_leader and not self.marker.exists():
+            self.marker.touch()
+            wait_until(Path(f"{self.marker}-shared").exists, 20, "the second leader to share")
+        return super()._get_work(epoch, sample_in_epoch)
+
+    def _share_work(self, sample_ids: Any) -> Any:
+        shared = super()._share_work(sample_ids)
+        Path(f"{self.marker}-shared").touch()
+        return shared
+
+    def _attach_work(self) -> Any:
+        # As on a machine that is busy.
+        time.sleep(0.5)
+        return super()._attach_work()
+
+
+def test_iterated_anew_while_the_first_iteration_begins(table_5000: str, tmp_path: Path) -> None:
+    """What the workers of the first one are about to share does not get into the second."""
+
+    def run() -> Any:
+        data = SlowFirstLeader(
+            streams=[LanceStream(table_5000, shard_rows=100)],
+            **{**OPTIONS, "batch_size": 50},
+            shuffle=True,
+            batched=True,
+        )
+        data.marker = tmp_path / "first"
+        loader = DataLoader(data, batch_size=None, num_workers=2)
+        first = iter(loader)
+        wait_until(data.marker.exists, 20, "the first leader to begin")
+        second = iter(loader)
+        del first
+        return sorted(i for batch in second for i in batch["i"].tolist())
+
+    assert run_forked(run, timeout_s=90) == list(range(5000))

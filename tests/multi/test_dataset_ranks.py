@@ -169,3 +169,36 @@ def test_a_worker_killed_as_an_epoch_begins(table: str, tmp_path: Path) -> None:
     for mine, theirs in zip(first, second, strict=True):
         assert sorted(set(mine + theirs)) == list(range(ROWS))
         assert len(mine) == len(theirs) <= ROWS // 2 + 4
+
+
+def test_a_resumed_epoch_outlives_a_killed_leader(table: str, tmp_path: Path) -> None:
+    """It is begun again where it was left, also by the rank that saw no error."""
+
+    def run(rank: int) -> Any:
+        data = KilledAsItBegins(
+            streams=[LanceStream(table, shard_rows=10)], shuffle=True, batched=True, **OPTIONS
+        )
+        data.marker = tmp_path / "killed"
+        data.marker.touch()
+        loader = DataLoader(data, batch_size=None, num_workers=2)
+        whole = [batch["i"].tolist() for batch in loader]
+        state = data.state_dict(4 * 2 * 5, True)
+        assert state["epoch"] == 0
+        del loader, data
+        data = KilledAsItBegins(
+            streams=[LanceStream(table, shard_rows=10)], shuffle=True, batched=True, **OPTIONS
+        )
+        data.marker = tmp_path / "killed-resumed"
+        data.load_state_dict(state)
+        loader = DataLoader(data, batch_size=None, num_workers=2)
+        if rank == 0:
+            with pytest.raises(RuntimeError, match="DataLoader worker"):
+                list(loader)
+        rest = [batch["i"].tolist() for batch in loader]
+        return [whole, rest]
+
+    with ForkedRanks(run, 2) as job:
+        ranks = job.results(90)
+    seen = [i for whole, rest in ranks for batch in (*whole[:5], *rest) for i in batch]
+    assert sorted(set(seen)) == list(range(ROWS))
+    assert len(seen) <= ROWS + 8

@@ -122,10 +122,15 @@ def test_a_stream_that_is_opened_again_goes_on(tmp_path: Path) -> None:
     since = first.streams[0]["since"]
     first.close("s")
     first.open(register(tmp_path), INDEX)
+    first.show({"s": (2, 1)})
     second = Tallies(str(tmp_path / "status"))
     # Known, and told of, before anybody asks for it again.
     assert [one["active"] for one in second.streams] == [False]
     assert json.loads((tmp_path / "status").read_text())["streams"] == second.streams
+    # What the process before was asked for when it died, nobody waits for here.
+    (reading,) = read_boards(str(tmp_path / "s.stats"))
+    assert (reading.numbers["waiting"], reading.numbers["running"]) == (0, 0)
+    assert reading.numbers["requested"] == 5
     second.open(register(tmp_path), INDEX)
     assert [one["active"] for one in second.streams] == [True]
     second.add("s", "requested")

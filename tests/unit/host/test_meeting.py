@@ -1,4 +1,4 @@
-"""The barrier between workers, and those who die in it."""
+"""Where workers begin an epoch, and those who die there."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from lance_stream.errors import LanceStreamError
-from lance_stream.host import barrier as module
-from lance_stream.host.barrier import Barrier, BeginAgain
+from lance_stream.host import meeting as module
+from lance_stream.host.meeting import BeginAgain, Meeting
 from tests.support.streams import wait_until
 
 
 @pytest.fixture
-def barrier(tmp_path: Path) -> Barrier:
-    """A barrier of its own."""
-    return Barrier(str(tmp_path / "lock"), f"lst_barrier_{os.getpid()}_{time.monotonic_ns()}")
+def meeting(tmp_path: Path) -> Meeting:
+    """A meeting place of its own."""
+    return Meeting(str(tmp_path / "lock"), f"lst_meeting_{os.getpid()}_{time.monotonic_ns()}")
 
 
 def start(function: Callable[[], None]) -> int:
@@ -36,15 +36,20 @@ def start(function: Callable[[], None]) -> int:
     return pid
 
 
-def test_all_go_on_together(barrier: Barrier, tmp_path: Path) -> None:
+def steps(meeting: Meeting) -> list[int]:
+    """What each member has reached."""
+    return [one.step for one in meeting._table(module._MEMBERS)]
+
+
+def test_all_go_on_together(meeting: Meeting, tmp_path: Path) -> None:
     """Nobody passes before all have come, five times in a row."""
 
     def come(number: int) -> None:
-        barrier.__dict__.pop("lock", None)
+        meeting.__dict__.pop("lock", None)
         for turn in range(5):
             time.sleep(0.01 * number)
             (tmp_path / f"{turn}-{number}").touch()
-            barrier(3)
+            meeting.begin(3)
             assert len(list(tmp_path.glob(f"{turn}-*"))) == 3
         (tmp_path / f"passed-{number}").touch()
 
@@ -54,23 +59,23 @@ def test_all_go_on_together(barrier: Barrier, tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("passed-*"))) == 3
 
 
-def test_alone(barrier: Barrier) -> None:
+def test_alone(meeting: Meeting) -> None:
     """One process need not wait."""
     for _ in range(3):
-        barrier(1)
+        meeting.begin(1)
 
 
 @pytest.mark.parametrize("waited_for", [True, False], ids=["gone", "zombie"])
-def test_the_dead_are_forgotten(barrier: Barrier, waited_for: bool) -> None:
-    """Two come after one was killed in the barrier: they wait for each other only."""
+def test_the_dead_are_forgotten(meeting: Meeting, waited_for: bool) -> None:
+    """Two come after one was killed while it waited: they wait for each other only."""
 
     def come() -> None:
-        barrier.__dict__.pop("lock", None)
-        barrier(2)
+        meeting.__dict__.pop("lock", None)
+        meeting.begin(2)
 
     victim = start(come)
     deadline = time.monotonic() + 5
-    while int(barrier._shared[1]) != 1 and time.monotonic() < deadline:
+    while int(meeting._shared[module._WAITING]) != 1 and time.monotonic() < deadline:
         time.sleep(0.01)
     os.kill(victim, signal.SIGKILL)
     os.waitid(os.P_PID, victim, os.WEXITED | os.WNOWAIT)
@@ -78,29 +83,29 @@ def test_the_dead_are_forgotten(barrier: Barrier, waited_for: bool) -> None:
         os.waitpid(victim, 0)
     other = start(lambda: (time.sleep(0.3), come())[1])
     started = time.monotonic()
-    barrier(2)
+    meeting.begin(2)
     assert time.monotonic() - started > 0.2
     os.waitpid(other, 0)
 
 
 def test_left_out_while_others_pass(
-    barrier: Barrier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    meeting: Meeting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between two looks of a worker, those of a later iteration came and went on."""
 
     def come(iteration: int) -> None:
-        barrier.__dict__.pop("lock", None)
+        meeting.__dict__.pop("lock", None)
         monkeypatch.setattr(module, "_iteration", lambda: iteration)
         monkeypatch.setattr(module, "_LOOK_EVERY_S", 1.0 if iteration == 1 else 0.001)
         try:
-            barrier(2)
+            meeting.begin(2)
             said = "passed"
         except LanceStreamError as error:
             said = str(error)
         (tmp_path / f"{iteration}-{os.getpid()}").write_text(said)
 
     old = start(lambda: come(1))
-    wait_until(lambda: int(barrier._shared[1]) == 1, 5, "the old worker to wait")
+    wait_until(lambda: int(meeting._shared[module._WAITING]) == 1, 5, "the old worker to wait")
     # That the others began later is seen by the clock of the kernel, of 10 ms.
     time.sleep(0.05)
     new = [start(lambda: come(2)) for _ in range(2)]
@@ -112,21 +117,20 @@ def test_left_out_while_others_pass(
 
 @pytest.mark.parametrize("waits_first", ["further", "first step"])
 def test_who_is_further_begins_again(
-    barrier: Barrier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits_first: str
+    meeting: Meeting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits_first: str
 ) -> None:
     """Where a process of another rank is replaced between two steps, the others go back."""
 
     def come(iteration: int, wait_s: float = 0.0) -> None:
-        barrier.__dict__.pop("lock", None)
+        meeting.__dict__.pop("lock", None)
         monkeypatch.setattr(module, "_iteration", lambda: iteration)
         monkeypatch.setattr(os, "getppid", lambda: 1000 + min(iteration, 2))
         name, began = tmp_path / f"{iteration}-{os.getpid()}", 0
         while True:
             began += 1
-            barrier.begin()
             try:
-                for step in range(3):
-                    barrier(2)
+                for step in range(1, 4):
+                    meeting.begin(2) if step == 1 else meeting.reach(step)
                     Path(f"{name}-{began}-{step}").touch()
                     time.sleep(wait_s)
                     wait_s = 0.0
@@ -139,10 +143,10 @@ def test_who_is_further_begins_again(
     # Of the rank that goes on; and of the other one, killed before the second step.
     stays = start(lambda: come(1, 0.5 if later else 0.0))
     killed = start(lambda: come(2, 60))
-    passed = tmp_path / f"2-{killed}-1-0"
+    passed = tmp_path / f"2-{killed}-1-1"
     wait_until(passed.exists, 5, "both to pass the first step")
     if not later:
-        wait_until(lambda: int(barrier._shared[2]) == 1, 5, "one to come to the second step")
+        wait_until(lambda: 2 in steps(meeting), 5, "one to come to the second step")
     os.kill(killed, signal.SIGKILL)
     os.waitpid(killed, 0)
     replaced = start(lambda: come(3))
@@ -150,6 +154,102 @@ def test_who_is_further_begins_again(
         wait_until(lambda pid=pid: os.waitpid(pid, os.WNOHANG)[0] == pid, 5, "it to pass")
     assert (tmp_path / f"1-{stays}").read_text() == "2"
     assert (tmp_path / f"3-{replaced}").read_text() == "1"
+
+
+def test_who_comes_after_his_successor_is_let_go(
+    meeting: Meeting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker so slow that its rank has begun anew, and met, before it comes at all."""
+
+    def come(iteration: int) -> None:
+        meeting.__dict__.pop("lock", None)
+        monkeypatch.setattr(module, "_iteration", lambda: iteration)
+        if iteration == 1:
+            wait_until((tmp_path / "2").exists, 20, "the others to go on")
+        said = "passed"
+        try:
+            meeting.begin(2)
+        except LanceStreamError as error:
+            said = str(error)
+        (tmp_path / f"{iteration}").write_text(said)
+
+    late = start(lambda: come(1))
+    # That the others began later is seen by the clock of the kernel, of 10 ms.
+    time.sleep(0.05)
+    for pid in (*[start(lambda: come(2)) for _ in range(2)], late):
+        os.waitpid(pid, 0)
+    assert (tmp_path / "2").read_text() == "passed"
+    assert "has begun another iteration" in (tmp_path / "1").read_text()
+
+
+def test_who_was_let_go_of_disturbs_nobody(
+    meeting: Meeting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not do what it was about to, since others do it by now."""
+
+    def come(iteration: int) -> None:
+        meeting.__dict__.pop("lock", None)
+        monkeypatch.setattr(module, "_iteration", lambda: iteration)
+        meeting.begin(1)
+        if iteration == 1:
+            (tmp_path / "begun").touch()
+            wait_until((tmp_path / "2").exists, 20, "the other to go on")
+        said = "done"
+        try:
+            with meeting.undisturbed():
+                (tmp_path / f"did-{iteration}").touch()
+        except LanceStreamError as error:
+            said = str(error)
+        (tmp_path / f"{iteration}").write_text(said)
+
+    old = start(lambda: come(1))
+    wait_until((tmp_path / "begun").exists, 20, "the old one to begin")
+    time.sleep(0.05)
+    for pid in (start(lambda: come(2)), old):
+        os.waitpid(pid, 0)
+    assert (tmp_path / "2").read_text() == "done"
+    assert "has begun another iteration" in (tmp_path / "1").read_text()
+    assert not (tmp_path / "did-1").exists()
+
+
+@pytest.mark.parametrize("last", [2, 3])
+def test_a_member_that_is_gone(meeting: Meeting, tmp_path: Path, last: int) -> None:
+    """The meeting is over, before the last step was taken; what follows that is not done."""
+
+    def come() -> None:
+        meeting.__dict__.pop("lock", None)
+        meeting.begin(2)
+        if last == 3:
+            meeting.reach(2)
+
+    gone = start(come)
+    meeting.begin(2)
+    if last == 3:
+        meeting.reach(2)
+    os.waitpid(gone, 0)
+    ended: list[int] = []
+    started = time.monotonic()
+    with pytest.raises(BeginAgain):
+        meeting.reach(last, lambda: ended.append(last))
+    assert time.monotonic() - started < 3
+    assert not ended
+
+
+def test_at_the_end_of_a_step(meeting: Meeting, tmp_path: Path) -> None:
+    """Something is done once, before any goes on."""
+
+    def come() -> None:
+        meeting.__dict__.pop("lock", None)
+        meeting.begin(3)
+        meeting.reach(2)
+        meeting.reach(3, (tmp_path / f"end-{os.getpid()}").touch)
+        assert len(list(tmp_path.glob("end-*"))) == 1
+        (tmp_path / f"passed-{os.getpid()}").touch()
+
+    for pid in [start(come) for _ in range(3)]:
+        os.waitpid(pid, 0)
+    assert len(list(tmp_path.glob("end-*"))) == 1
+    assert len(list(tmp_path.glob("passed-*"))) == 3
 
 
 class Iterations(IterableDataset[int]):
@@ -173,29 +273,29 @@ def test_iterations_of_one_seed_differ(how: str) -> None:
     assert module._iteration() == 0
 
 
-def test_it_pickles_after_use(barrier: Barrier) -> None:
+def test_it_pickles_after_use(meeting: Meeting) -> None:
     """Its lock, which cannot be pickled, is made again."""
-    barrier(1)
-    again = pickle.loads(pickle.dumps(barrier))
-    again(1)
-    assert int(barrier._shared[0]) == 2
+    meeting.begin(1)
+    again = pickle.loads(pickle.dumps(meeting))
+    again.begin(1)
+    assert int(meeting._shared[module._NUMBER]) == 2
 
 
 ORPHAN = """
 import multiprocessing, os, signal, sys, time
 from pathlib import Path
-from lance_stream.host.barrier import Barrier, BeginAgain
+from lance_stream.host.meeting import BeginAgain, Meeting
 from tests.support.streams import wait_until
 
 folder = Path(sys.argv[1])
-barrier = Barrier(str(folder / "lock"), f"lst_barrier_{os.getpid()}")
+meeting = Meeting(str(folder / "lock"), f"lst_meeting_{os.getpid()}")
 
 def come():
     os.close(1), os.close(2)
     (folder / "there").touch()
     try:
-        barrier.__dict__.pop("lock", None)
-        barrier(2)
+        meeting.__dict__.pop("lock", None)
+        meeting.begin(2)
     except Exception as error:
         (folder / "part").write_text(str(error))
         (folder / "part").rename(folder / "error")
@@ -205,7 +305,7 @@ multiprocessing.get_context("fork").Process(target=come).start()
 while not (folder / "there").exists():
     time.sleep(0.01)
 print(os.getpid(), flush=True)
-barrier._shared.shm.shm.unlink()
+meeting._shared.shm.shm.unlink()
 os._exit(0)
 """
 
