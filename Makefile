@@ -17,19 +17,20 @@ demo: $(READY)
 	$(BIN)/python examples/quickstart.py
 
 # Two at a time, since much of a test is waiting for processes to start; by root only, who can give
-# each shared memory of its own (tests/conftest.py).
+# each shared memory of its own (tests/conftest.py). Some look at all processes: those run alone.
 JOBS ?= $(if $(filter 0,$(shell id -u)),2,0)
 # These start servers, kill processes and wait against deadlines, on whatever machine CI has: what
 # fails there once is run once more, and the log tells of both runs. So many failures are of the
 # machine, or of everything, and are told at once.
-PYTEST := $(BIN)/python -m pytest --maxfail 30 -n $(JOBS) --dist loadfile \
-	$(if $(CI),--reruns 1 -r fER)
+PYTEST := $(BIN)/python -m pytest --maxfail 30 $(if $(CI),--reruns 1 -r fER)
 
 test: $(READY)
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow and not alone" -n $(JOBS) --dist loadfile
+	$(PYTEST) -m "not slow and alone"
 
 test-slow: $(READY)
-	$(PYTEST) -m slow --timeout 600
+	$(PYTEST) -m "slow and not alone" --timeout 600 -n $(JOBS) --dist loadfile
+	$(PYTEST) -m "slow and alone" --timeout 600
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -59,6 +59,8 @@ _LONG = (
     "test_examples.py",
 )
 _ONE_OF = 7
+# What a process of another test has open, whatever shared memory it is in, is in use.
+_ALONE = ("process/test_cli_clean.py",)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -69,11 +71,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what is slow only because there is so much of it."""
+    """Mark what is slow only because there is so much of it, and what must run alone."""
     tests = Path(__file__).parent
     counts: dict[str, int] = {}
     for item in items:
         name = item.path.relative_to(tests).as_posix()
+        if name in _ALONE:
+            item.add_marker(pytest.mark.alone)
         if name in _LONG:
             counts[name] = counts.get(name, 0) + 1
             if counts[name] % _ONE_OF != 1:
