@@ -1,4 +1,4 @@
-"""Keep pandas out of the download process until a user's function may want it.
+"""Keep pandas out of the download process until code of users may want it.
 
 Where it is installed, pyarrow imports it as soon as ``pyarrow.dataset`` is imported, which lance
 does: half a second at the start of every job, and 50 MB.
@@ -10,10 +10,9 @@ import contextlib
 import importlib.abc
 import importlib.machinery
 import sys
+import threading
 from collections.abc import Sequence
 from types import ModuleType
-
-import pyarrow as pa
 
 __all__ = ["admit_pandas", "put_off_pandas"]
 
@@ -32,10 +31,11 @@ class _NotYet(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.machinery.ModuleSpec(fullname, self)
 
     def exec_module(self, module: ModuleType) -> None:
-        raise ImportError(f"{module.__name__} is for the functions of users, and none is here yet")
+        raise ImportError(f"{module.__name__} is for code of users, and none is here yet")
 
 
 _FINDER = _NotYet()
+_ADMITTING = threading.Lock()
 
 
 def put_off_pandas() -> None:
@@ -45,11 +45,17 @@ def put_off_pandas() -> None:
 
 
 def admit_pandas() -> None:
-    """Have ``import pandas`` work again, and pyarrow look for it, if it was put off."""
-    if _FINDER not in sys.meta_path:
-        return
-    with contextlib.suppress(ValueError):
+    """Have ``import pandas`` work again, and pyarrow look for it, if it was put off.
+
+    When this returns, in any thread, pyarrow has looked: until then it takes a ``pandas.Series``
+    for any sequence, whose NaN is no null.
+    """
+    with _ADMITTING:
+        if _FINDER not in sys.meta_path:
+            return
         sys.meta_path.remove(_FINDER)
-    # None there, or one that pyarrow cannot use: whoever needs it is told by his own import.
-    with contextlib.suppress(Exception):
-        pa.nulls(0).to_pandas()
+        pyarrow = sys.modules.get("pyarrow")
+        # None there, or one that pyarrow cannot use: whoever needs it is told by his own import.
+        with contextlib.suppress(Exception):
+            if pyarrow is not None:
+                pyarrow.nulls(0).to_pandas()

@@ -9,6 +9,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from lance_stream.errors import PlanError
+from lance_stream.source.pandas_later import admit_pandas
 from lance_stream.tiers.framed import FramedCache
 from lance_stream.tiers.guarded import DEFAULT_MAX_CALLS, GuardedCache
 from lance_stream.tiers.layered import LayeredCache
@@ -101,6 +102,7 @@ def _open_raw(text: str, url: TierUrl) -> ShardCache:
 
 
 def _third_party(point: Any, text: str, url: TierUrl) -> ShardCache:
+    admit_pandas()
     where = f"shared_cache={url.shown!r}: entry point {point.name}={point.value}"
     try:
         cache = point.load()(text)
