@@ -8,19 +8,21 @@ still maps, together never take more than
 Why not the limit itself: under its lock the host evicts until there is room for one more shard,
 but it counts that shard only after the lock was free for a moment. Each of the three threads of a
 reading process (the loop, the one that prepares, the one that waits) may so add a shard on top.
-The fourth is for a shard that was evicted while it was being published or read, and for what the
-sampler, which needs some milliseconds to look, counts twice. When shards take twice what was
-expected, the room made for them is too small until their charge is corrected after they arrived:
-then 6 instead of 4. The bound does not grow with what is asked for ahead, nor with the fetches
-that the download process runs at a time: it publishes what is charged or waited for.
+The fourth is for a shard that was evicted while it was being published or read. When shards take
+twice what was expected, the room made for them is too small until their charge is corrected after
+they arrived: then 6 instead of 4. The bound does not grow with what is asked for ahead, nor with
+the fetches that the download process runs at a time: it publishes what is charged or waited for.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
+import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +88,12 @@ def _texts(loader: Any) -> list[int]:
 
 
 class DiskSampler(threading.Thread):
-    """Looks every 50 ms how much disk a job's cache takes, evicted files that are mapped too."""
+    """Looks every 50 ms how much disk a job's cache takes, evicted files that are mapped too.
+
+    The job stands still while it is looked at, however long that takes on a busy machine: what is
+    read one file after another is of one moment. Only its download process, which is of another
+    group, may go on, and it publishes nothing that is not charged.
+    """
 
     def __init__(self, directory: Path, group: int) -> None:
         """Watch a directory and the processes of a group."""
@@ -100,7 +107,8 @@ class DiskSampler(threading.Thread):
     def run(self) -> None:
         """Sample until told to stop."""
         while not self._stopped.wait(0.05):
-            self.peak_bytes = max(self.peak_bytes, self._used_bytes())
+            with self._stopped_job():
+                self.peak_bytes = max(self.peak_bytes, self._used_bytes())
             self.samples += 1
 
     def stop(self) -> int:
@@ -108,6 +116,17 @@ class DiskSampler(threading.Thread):
         self._stopped.set()
         self.join()
         return self.peak_bytes
+
+    @contextlib.contextmanager
+    def _stopped_job(self) -> Iterator[None]:
+        # The job may have ended.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._group, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._group, signal.SIGCONT)
 
     def _used_bytes(self) -> int:
         """Bytes by inode, so that a file which goes while we look is not counted twice."""
