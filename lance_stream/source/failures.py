@@ -65,9 +65,10 @@ _STATUS = re.compile(
 )
 _REFUSED = re.compile(r"Invalid user input|Schema error|Expression is not valid", re.IGNORECASE)
 _CREDENTIALS = re.compile(
-    r"AccessDenied|Access Denied|InvalidAccessKeyId|SignatureDoesNotMatch|\bForbidden\b"
+    r"AccessDenied|Access Denied|Invalid ?Access ?Key|SignatureDoesNotMatch|\bForbidden\b"
     r"|\bUnauthorized\b|ExpiredToken|InvalidToken|AuthenticationFailed|AuthorizationFailure"
-    r"|InvalidSecurity|(no|missing|load|find|invalid) \w*\s*credential|CredentialsNotLoaded",
+    r"|InvalidSecurity|(no|missing|load|find|invalid) \w*\s*credential|CredentialsNotLoaded"
+    r"|GCP credential error",
     re.IGNORECASE,
 )
 # Where a client without credentials looks for them.

@@ -11,8 +11,9 @@ from lance_stream.errors import PlanError
 
 __all__ = ["OBJECT_STORE_SCHEMES", "absolute_uri", "is_object_store", "possible_uris", "redact"]
 
+# Those that Lance knows.
 OBJECT_STORE_SCHEMES = frozenset(
-    {"s3", "s3+ddb", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "hf"}
+    {"s3", "s3+ddb", "gs", "az", "abfss", "oss", "cos", "tos", "goosefs", "hf"}
 )
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
 # Values of storage options are secrets unless their name says otherwise.

@@ -101,6 +101,22 @@ OPENING: list[tuple[BaseException, FailureKind, bool]] = [
     (ValueError(f"{_STATUS}401 Unauthorized: {_AT}"), K.CREDENTIALS, False),
     (
         ValueError(
+            "LanceError(IO): Generic MicrosoftAzure error: Invalid Access Key: Invalid last "
+            f"symbol 0x57 ('W') at offset 85, decoded as 0b00010110.{_AT}"
+        ),
+        K.CREDENTIALS,
+        False,
+    ),
+    (
+        ValueError(
+            "LanceError(IO): Generic GCS error: GCP credential error: Unable to open service "
+            f"account file from /a.json: No such file or directory (os error 2){_AT}"
+        ),
+        K.CREDENTIALS,
+        False,
+    ),
+    (
+        ValueError(
             "LanceError(IO): Generic S3 error: Error getting credentials from instance metadata: "
             "Error performing PUT http://169.254.169.254/latest/api/token in 1.2s, after 2 "
             "retries, max_retries: 2, retry_timeout: 180s - HTTP error: error sending request"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from lance_stream.source.location import (
     is_object_store,
     redact,
 )
+from tests.support.scripts import run_script
 
 
 @pytest.mark.parametrize(
@@ -64,6 +66,15 @@ def test_unknown_schemes_are_refused_and_the_known_ones_named(uri: str) -> None:
     with pytest.raises(PlanError, match=r"scheme '.*' is not supported; use a path or .*s3") as e:
         absolute_uri(uri)
     assert all(scheme in str(e.value) for scheme in OBJECT_STORE_SCHEMES | {"file"})
+
+
+def test_the_known_schemes_are_those_that_lance_names() -> None:
+    script = "import lance\ntry: lance.dataset('none://b/t')\nexcept ValueError as e: print(e)\n"
+    said = run_script(script).check().stdout
+    named = re.search(r"Valid schemes: ([\w+-]+(, [\w+-]+)*)", said)
+    assert named is not None, said
+    local = {"file", "file-object-store", "file+uring", "memory", "shared-memory"}
+    assert set(named.group(1).split(", ")) - local == OBJECT_STORE_SCHEMES
 
 
 @pytest.mark.parametrize(

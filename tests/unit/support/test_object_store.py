@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import sys
 import sysconfig
+import tempfile
 import time
 from pathlib import Path
 
@@ -80,8 +82,8 @@ def test_stop_ends_it_frees_the_port_and_removes_the_sockets(tmp_path: Path) -> 
 def test_a_start_sweeps_the_sockets_of_the_dead_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sockets = tmp_path / "tmp"
-    sockets.mkdir()
+    # Short: a unix socket's path has 107 bytes.
+    sockets = Path(tempfile.mkdtemp(prefix="lst-", dir="/tmp"))
     monkeypatch.setattr(object_store, "_SOCKET_DIRECTORY", sockets)
     listening = []
 
@@ -114,6 +116,7 @@ def test_a_start_sweeps_the_sockets_of_the_dead_only(
         "seaweedfs-s3-10302.sock",
         "seaweedfs-s3-8333.sock",
     ]
+    shutil.rmtree(sockets)
 
 
 def test_an_early_end_shows_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
