@@ -7,7 +7,8 @@ worker that was replaced since would pass the next with its successor, which is 
 
 Here processes come by name. When all have come, they are the members of one meeting, and only they
 take its steps. Where one of them dies, or its rank begins anew, before the last step was reached,
-the meeting is over for all, and they begin again with whoever has come instead.
+the meeting is over for all, and they begin again with whoever has come instead. Where a rank has
+ended for good, nobody can come from there: who waits is told at once.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from torch.utils.data import get_worker_info
 
 from lance_stream.errors import LanceStreamError
 from lance_stream.host.locks import locked
-from lance_stream.processes import start_time
+from lance_stream.processes import is_alive, start_ticks, start_time, this_process
 
 __all__ = ["LAST_STEP", "BeginAgain", "Meeting"]
 
@@ -47,7 +48,7 @@ _DEADLINE_S = 7200.0
 _LET_GO = "the loader of this worker has begun another iteration, with other workers"
 
 # Where in shared memory: the number of the meeting, whether it is over before its last step, and
-# how many wait and are members; then both tables.
+# how many wait and are members; then both tables, and pid and start time of each rank's process.
 _NUMBER, _OVER, _WAITING, _MEMBERS, _HEAD = range(5)
 
 
@@ -60,14 +61,20 @@ class _Process(NamedTuple):
     # Who started it, and the iteration of its loader: a number that all its workers have.
     parent: int
     iteration: int
+    # In ticks of the kernel; also known when it is dead.
+    started: int
     # What it has reached, from 1.
     step: int = 1
+
+    @classmethod
+    def this(cls) -> _Process:
+        return cls(os.getpid(), os.getppid(), _iteration(), start_ticks())
 
     def is_followed_by(self, other: _Process) -> bool:
         """Whether the other is a worker of a later iteration of the same loader."""
         if self.parent != other.parent or self.iteration == other.iteration:
             return False
-        return (start_time(self.pid) or 0, self.pid) < (start_time(other.pid) or 0, other.pid)
+        return (self.started, self.pid) < (other.started, other.pid)
 
 
 _WIDTH = len(_Process._fields)
@@ -92,28 +99,38 @@ class Meeting:
     A process calls `begin`, then `reach` for each further step.
     """
 
-    def __init__(self, filelock_path: str, name: str) -> None:
-        """Join.
+    def __init__(self, filelock_path: str, name: str, rank: int = 0, num_ranks: int = 1) -> None:
+        """Join, as the process of a rank, which starts its workers.
 
         Args:
             filelock_path: Of a lock.
             name: Of the shared memory.
+            rank: Which of the ranks of this node.
+            num_ranks: How many they are.
         """
         self.filelock_path = filelock_path
-        self._shared = SharedArray(_HEAD + 2 * _WIDTH * _MAX_PROCESSES, np.int64, name)
+        self._num_ranks = num_ranks
+        size = _HEAD + 2 * _WIDTH * _MAX_PROCESSES + 2 * num_ranks
+        self._shared = SharedArray(size, np.int64, name)
         # The meeting that this process is a member of, and which process has been one of any.
         self._number = 0
         self._has_met = 0
+        with self._locked():
+            ranks = self._ranks()
+            # Of a job that was killed and left its shared memory.
+            ranks[[pid != 0 and not is_alive(pid, started) for pid, started in ranks.tolist()]] = 0
+            ranks[rank] = this_process()
 
     def begin(self, num_procs: int) -> None:
         """Wait until so many live processes, this one included, have come.
 
         Raises:
-            LanceStreamError: Too few have come in two hours (the other ranks of the node may be
-                busy with something else between two epochs), or the process that started this
-                one is gone, or has begun another iteration.
+            LanceStreamError: The process of a rank of this node has ended, so that nobody comes
+                from there; or too few have come in two hours (other ranks may be busy with
+                something else between two epochs); or the process that started this one is
+                gone, or has begun another iteration.
         """
-        me = _Process(os.getpid(), os.getppid(), _iteration())
+        me = _Process.this()
         with self._locked():
             # Not a process that was killed, also if another came again by its number.
             waiting = [
@@ -195,7 +212,7 @@ class Meeting:
         """
         with self._locked():
             if self._head(_NUMBER) != self._number or self._head(_OVER):
-                me = _Process(os.getpid(), os.getppid(), _iteration())
+                me = _Process.this()
                 if any(map(me.is_followed_by, self._table(_WAITING) + self._table(_MEMBERS))):
                     raise LanceStreamError(_LET_GO)
                 raise BeginAgain
@@ -208,17 +225,33 @@ class Meeting:
                 f"{come} of {num_procs} processes of this node have come to the start of the epoch"
             )
 
-        for _ in _looks(told):
-            if self._head(_NUMBER) == before and self._is_in(_WAITING, me):
+        looked_s = 0.0
+        for waited_s in _looks(told):
+            ended = None
+            if waited_s - looked_s >= _LOOK_WHO_LIVES_EVERY_S:
+                looked_s = waited_s
+                ended = self._ended_rank()
+            if self._head(_NUMBER) == before and self._is_in(_WAITING, me) and ended is None:
                 continue
             with self._locked():
                 before = self._head(_NUMBER)
                 if self._is_in(_WAITING, me):
+                    if ended is not None:
+                        raise LanceStreamError(f"{told()}, and {ended}")
                     continue
                 if not self._is_in(_MEMBERS, me):
                     raise LanceStreamError(_LET_GO)
                 self._number = before
                 return
+
+    def _ended_rank(self) -> str | None:
+        for rank, (pid, started) in enumerate(self._ranks().tolist()):
+            if pid and not is_alive(pid, started):
+                return (
+                    f"rank {rank} of this node, process {pid}, has ended: see what it said, and "
+                    "start the job again, or let all ranks train for as many epochs"
+                )
+        return None
 
     def _end(self) -> None:
         """The meeting is over, unless its members have taken the last step; with the lock."""
@@ -232,8 +265,11 @@ class Meeting:
         return int(self._shared[which])
 
     def _rows(self, which: int) -> NDArray[np.int64]:
-        tables = self._shared.numpy()[_HEAD:].reshape(2, _MAX_PROCESSES, _WIDTH)
-        return tables[which - _WAITING]
+        tables = self._shared.numpy()[_HEAD : -2 * self._num_ranks]
+        return tables.reshape(2, _MAX_PROCESSES, _WIDTH)[which - _WAITING]
+
+    def _ranks(self) -> NDArray[np.int64]:
+        return self._shared.numpy()[-2 * self._num_ranks :].reshape(-1, 2)
 
     def _table(self, which: int) -> list[_Process]:
         return [_Process(*row) for row in self._rows(which)[: self._head(which)].tolist()]

@@ -51,6 +51,8 @@ class PreparingDataset(StreamingDataset):
         self._meeting = Meeting(
             self._shared_barrier.filelock_path,
             _get_path(self._shm_prefix_int, "lance_stream_meeting"),
+            self._unique_rank_world.rank_of_node,
+            self._unique_rank_world.ranks_per_node,
         )
         _DATASETS.add(self)
 

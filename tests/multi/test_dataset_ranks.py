@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader
 
 import lance_stream
 from lance_stream import LanceStream, LanceStreamingDataset
+from lance_stream.errors import LanceStreamError
 from tests.multi.ranks import ForkedRanks, free_port
 from tests.support.scripts import start_script
 from tests.support.streams import identity
@@ -136,6 +138,33 @@ def test_one_rank_fails(table: str) -> None:
         with pytest.raises(AssertionError, match="died with status 3"):
             job.ranks[1].wait(20)
     assert len(seen) == len(set(seen)) == 52
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("ends", [0, 1])
+def test_no_epoch_begins_without_a_rank_that_has_ended(
+    table: str, ends: int, workers: int
+) -> None:
+    """The other rank is told at once who is missing; the rest of its epoch it still gets."""
+
+    def run(rank: int) -> Any:
+        data = LanceStreamingDataset(streams=[LanceStream(table, shard_rows=5)], **OPTIONS)
+        loader = DataLoader(data, batch_size=4, num_workers=workers)
+        seen = [i for batch in loader for i in batch["i"].tolist()]
+        if rank == ends:
+            os._exit(3)
+        started_s = time.monotonic()
+        with pytest.raises(LanceStreamError) as raised:
+            list(loader)
+        return [len(seen), time.monotonic() - started_s, str(raised.value)]
+
+    with ForkedRanks(run, 2) as job:
+        rows, seconds, message = job.ranks[1 - ends].wait(60)
+        with pytest.raises(AssertionError, match="died with status 3"):
+            job.ranks[ends].wait(20)
+    assert rows == 52
+    assert seconds < 15
+    assert f"rank {ends} of this node, process {job.ranks[ends].pid}, has ended" in message
 
 
 class KilledAsItBegins(LanceStreamingDataset):

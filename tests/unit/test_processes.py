@@ -5,9 +5,17 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
-from lance_stream.processes import is_alive, start_time, this_node, this_process, this_writer
+from lance_stream.processes import (
+    is_alive,
+    start_ticks,
+    start_time,
+    this_node,
+    this_process,
+    this_writer,
+)
 from tests.support.mounts import as_root
 
 
@@ -30,6 +38,19 @@ def test_this_process_is_alive() -> None:
     assert started == start_time(pid)
     assert is_alive(pid, started)
     assert abs(started / 100 - time.time()) < 3600
+
+
+def test_ticks_put_processes_in_order() -> None:
+    """Also one whose name looks like the fields that follow it."""
+    name = "(a) S 1 2"
+    script = (
+        "import sys; from lance_stream.processes import start_ticks; "
+        f"open('/proc/self/comm', 'w').write({name!r}); "
+        "assert open('/proc/self/comm').read().strip() == sys.argv[1]; print(start_ticks())"
+    )
+    done = subprocess.run([sys.executable, "-c", script, name], capture_output=True, text=True)
+    now = (time.time() - psutil.boot_time()) * os.sysconf("SC_CLK_TCK")
+    assert start_ticks() < int(done.stdout) < now + 100, done.stderr
 
 
 def test_another_process_is_alive_until_it_is_killed(child: subprocess.Popen[bytes]) -> None:

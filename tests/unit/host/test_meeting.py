@@ -65,6 +65,33 @@ def test_alone(meeting: Meeting) -> None:
         meeting.begin(1)
 
 
+def test_a_rank_that_has_ended_is_not_waited_for(tmp_path: Path) -> None:
+    """Only one that has joined is known to have ended; what an earlier job left is forgotten."""
+    name = f"lst_meeting_{os.getpid()}_{time.monotonic_ns()}"
+    meeting = Meeting(str(tmp_path / "lock"), name, 0, 3)
+
+    def join() -> None:
+        meeting.__dict__.pop("lock", None)
+        Meeting(str(tmp_path / "lock"), name, 2, 3)
+
+    def missing() -> str:
+        with pytest.raises(LanceStreamError) as raised:
+            meeting.begin(3)
+        return str(raised.value)
+
+    ended = start(join)
+    os.waitpid(ended, 0)
+    said = missing()
+    assert "1 of 3 processes of this node have come to the start of the epoch" in said
+    assert f"rank 2 of this node, process {ended}, has ended" in said
+    ended_again = start(join)
+    os.waitid(os.P_PID, ended_again, os.WEXITED | os.WNOWAIT)
+    assert f"process {ended_again}, has ended" in missing()
+    os.waitpid(ended_again, 0)
+    Meeting(str(tmp_path / "lock"), name, 1, 3)
+    assert meeting._ended_rank() is None
+
+
 @pytest.mark.parametrize("waited_for", [True, False], ids=["gone", "zombie"])
 def test_the_dead_are_forgotten(meeting: Meeting, waited_for: bool) -> None:
     """Two come after one was killed while it waited: they wait for each other only."""
