@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from lance_stream.errors import (
         CacheFullError,
         CacheInUseError,
+        CacheUnusableError,
         CredentialsError,
         DatasetNotFoundError,
         DownloadProcessError,
@@ -47,6 +48,7 @@ __version__ = "0.1.0"
 __all__ = [
     "CacheFullError",
     "CacheInUseError",
+    "CacheUnusableError",
     "CredentialsError",
     "DatasetNotFoundError",
     "DownloadProcessError",

@@ -11,6 +11,7 @@
     ├── ShardCorruptError        (ValueError)    a cached file is not what was published
     ├── CacheFullError           (OSError)       no room left for a shard file
     ├── CacheInUseError          (RuntimeError)  another live job holds the cache directory
+    ├── CacheUnusableError       (OSError)       the cache directory is gone, or cannot be written
     ├── UnsupportedTypeError     (TypeError)     a column type that no sample value exists for
     ├── PlanError                (ValueError)    a bad argument: column, expression, size
     ├── TransformError           (RuntimeError)  the user's transform failed: holds its traceback
@@ -37,6 +38,7 @@ from __future__ import annotations
 __all__ = [
     "CacheFullError",
     "CacheInUseError",
+    "CacheUnusableError",
     "CredentialsError",
     "DatasetNotFoundError",
     "DownloadProcessError",
@@ -98,6 +100,10 @@ class ShardCorruptError(LanceStreamError, ValueError):
 
 class CacheFullError(LanceStreamError, OSError):
     """There is no room for a shard file in the cache directory."""
+
+
+class CacheUnusableError(LanceStreamError, OSError):
+    """The cache directory is gone, or cannot be written, while a dataset uses it."""
 
 
 class CacheInUseError(LanceStreamError, RuntimeError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import weakref
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,17 +19,23 @@ __all__ = ["check_only_copies", "find_shards"]
 
 logger = logging.getLogger(__name__)
 
+# Of this process.
+_CACHES: weakref.WeakSet[StreamCache] = weakref.WeakSet()
+
 
 def find_shards(cache: StreamCache, usage: NDArray[np.int64]) -> None:
     """Find which shards are in a cache; remove what dead jobs left behind.
 
-    Under a cache limit, shards of other data are removed too: the limit would not count them.
+    Under a cache limit, shards of other data are removed too: the limit would not count them. Not
+    those of another stream that this process has: its own limit counts them.
 
     Args:
         cache: Of one stream.
         usage: int64 array (shards,), filled with bytes; 0: not there.
     """
     directory = cache.address.directory
+    others = [other for other in _CACHES if other.address.directory == directory]
+    _CACHES.add(cache)
     for name in sweep_temporary_files(directory, is_alive, this_node()):
         logger.info("removed %s, left behind by a process that is gone", name)
     with os.scandir(directory) as entries:
@@ -44,7 +51,7 @@ def find_shards(cache: StreamCache, usage: NDArray[np.int64]) -> None:
                     size = entry.stat(follow_symlinks=False).st_size
                     usage[shard] = size
                     cache.ledger.charge(shard, size)
-            elif cache.limited:
+            elif cache.limited and all(other.names.find(entry.name) is None for other in others):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(entry.path)
 

@@ -308,11 +308,13 @@ def _looks(told: Callable[[], str]) -> Iterator[float]:
     started, said = time.monotonic(), 0
     # A worker's; a trainer's own parent may be a shell that has long gone.
     parent = parent_process()
+    trainer = None if parent is None else parent.pid
     while True:
         waited_s = time.monotonic() - started
         yield waited_s
-        if parent is not None and os.getppid() != parent.pid:
-            gone = f"process {parent.pid}, which started this, is gone"
+        # A fork server starts workers for the trainer, whose children they are not.
+        if trainer is not None and os.getppid() != trainer and start_time(trainer) is None:
+            gone = f"process {trainer}, which started this, is gone"
             raise LanceStreamError(f"{told()} in {waited_s:.0f} s, and {gone}")
         if waited_s > _DEADLINE_S:
             what_to_do = "look what the other ranks and workers of this node do"

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from streaming.base.batching import generate_work
 from torch.utils.data import get_worker_info
 
-from lance_stream.errors import PlanError
+from lance_stream.errors import PlanError, StateMismatchError
 from lance_stream.host import checkpoints
 from lance_stream.host.course import Course
 from lance_stream.host.meeting import BeginAgain
@@ -22,6 +22,8 @@ __all__ = ["ResumableDataset"]
 logger = logging.getLogger(__name__)
 
 _OWN_SAMPLES = "own_samples"
+# Ranks, and workers of each, whose parts of an epoch these are.
+_OWN_OF = "own_of"
 # In a state that a process saved when it had come to the end of its part of an epoch.
 _OVER = "over"
 
@@ -44,6 +46,7 @@ class ResumableDataset(PreparingDataset):
         self._over = False
         # In a worker: the process in which its own state was loaded, and the epoch not begun yet.
         self._loaded_in: int | None = None
+        self._own_of: list[int] | None = None
         super().__init__(**arguments)
 
     def state_dict(
@@ -54,7 +57,8 @@ class ResumableDataset(PreparingDataset):
         Args:
             num_samples: Samples of this epoch that were used, over all ranks, as
                 ``StreamingDataLoader`` counts them. None: how far the iteration in this very
-                process has come, for a ``StatefulDataLoader``, which asks in its workers.
+                process has come, for a ``StatefulDataLoader``, which asks in its workers. A
+                trainer whose workers iterate knows nothing of that: there it is the next epoch.
             from_beginning: Whether they are counted from the start of the epoch, or from where
                 this run began in it.
 
@@ -70,12 +74,17 @@ class ResumableDataset(PreparingDataset):
     def load_state_dict(self, obj: dict[str, Any]) -> None:
         """Go on from a state at the next epoch that begins.
 
+        As in the stock class not from one of an epoch that this dataset has begun: a warning says
+        so. To go back to an earlier state, build the dataset again.
+
         Raises:
-            StateMismatchError: It is a state of other data; names both sides.
+            StateMismatchError: It is a state of other data; names both sides. As an epoch begins:
+                it is that of one process, of more or fewer than there are.
         """
         checkpoints.check(self.streams, obj)
         state = {name: value for name, value in obj.items() if name != checkpoints.KEY}
         given_out, over = state.pop(_OWN_SAMPLES, None), state.pop(_OVER, False)
+        self._own_of = state.pop(_OWN_OF, None)
         in_worker = get_worker_info() is not None and given_out is not None
         if over and not in_worker:
             state["epoch"], state["sample_in_epoch"], given_out = state["epoch"] + 1, 0, 0
@@ -85,6 +94,13 @@ class ResumableDataset(PreparingDataset):
         if in_worker:
             # At once: ``StatefulDataLoader`` may let these workers go for those of the next epoch.
             self.next_epoch = max(self.next_epoch, state["epoch"] + 1)
+        elif get_worker_info() is None and 0 <= state["epoch"] < self.next_epoch:
+            logger.warning(
+                "the state of epoch %d is not gone on with, since this dataset has begun epoch "
+                "%d: build it again to go back",
+                state["epoch"],
+                self.next_epoch - 1,
+            )
         # What is in progress goes on, but is not what will be gone on with.
         self._begun = None
 
@@ -99,11 +115,18 @@ class ResumableDataset(PreparingDataset):
             if own is None or (inherited and own[0] < next_epoch):
                 own = (*resumed, 0)
             state["epoch"], state["sample_in_epoch"], state[_OWN_SAMPLES] = own
+            if own[2] and self._own_of is not None:
+                state[_OWN_OF] = self._own_of
             return state
         state = super().state_dict(0, True)
         state["epoch"], state["sample_in_epoch"] = begun
         state[_OWN_SAMPLES] = course.given_out
+        state[_OWN_OF] = self._processes()
         return {**state, _OVER: True} if self._over else state
+
+    def _processes(self) -> list[int]:
+        world = self._parallel_worker_world
+        return [world.num_ranks, world.workers_per_rank]
 
     def _begin_epoch(self) -> tuple[int, NDArray[np.int64], int]:
         """Begin the epoch that is next, or goes on.
@@ -119,6 +142,15 @@ class ResumableDataset(PreparingDataset):
         else:
             epoch, sample_in_epoch, ids = self._shared_work()
             skip, self._own = self._given_out_before((epoch, sample_in_epoch)), None
+        if skip and self._own_of not in (None, self._processes()):
+            ranks, workers = self._own_of
+            here = self._processes()
+            msg = (
+                f"the state was saved by one of {workers or 1} workers on each of {ranks} ranks, "
+                f"and here are {here[1] or 1} on each of {here[0]}: go on with as many, or save "
+                "states with StreamingDataLoader, or state_dict(num_samples=...)"
+            )
+            raise StateMismatchError(msg)
         self._begun = (epoch, sample_in_epoch)
         return epoch, ids, skip
 

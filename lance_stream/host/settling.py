@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from lance_stream.errors import PlanError
+from lance_stream.errors import LanceStreamError, PlanError
 from lance_stream.host.places import own_directory
 from lance_stream.host.ranks import Ranks
 from lance_stream.planning.fingerprint import digest
@@ -196,16 +196,18 @@ def settle(
         lease = Lease(job_endpoint())
         boards = job_endpoint().boards_directory(digest({"ledger": ledger}, 24))
         os.makedirs(boards, 0o700)
-    except OSError as error:
+        family = "" if index.window is None else index.window.family
+        Place.hold(family, directory)
+    except BaseException as error:
         if ledger is not None:
             remove(ledger)
         if lease is not None:
             lease.close()
         claim.close()
+        if not isinstance(error, OSError) or isinstance(error, LanceStreamError):
+            raise
         msg = f"cannot use {claim.path} as a cache directory: {error}"
         raise PlanError(msg) from error
-    family = "" if index.window is None else index.window.family
-    Place.hold(family, directory)
     settled = {
         "family": family,
         "stream": digest({"ledger": ledger}, 24),

@@ -140,8 +140,11 @@ def _waited_for(dataset: StreamingDataset) -> tuple[int, int, int] | None:
 
 
 def _after_fork_in_child() -> None:
+    global _ENDING  # noqa: PLW0603
     _WATCHED.clear()
     _THREADS.clear()
+    # A thread that is not here may have held its lock.
+    _ENDING = threading.Event()
 
 
 def _end() -> None:

@@ -54,8 +54,6 @@ OTHER = "other"  # a shard of another table, whose index lies in the directory
 LEFTOVER = "leftover"  # of a writer that did not finish, or of a job that runs
 FOREIGN = "foreign"  # not one of ours
 
-_SEED = 20
-
 
 @dataclass(frozen=True, slots=True)
 class VerifyRequest:
@@ -65,7 +63,8 @@ class VerifyRequest:
         stream: The table and the planning arguments.
         local: The cache directory, as a ``LanceStream`` is given it.
         algorithm: Hash that the files carry (``validate_hash``), or None for our own.
-        sample: How many shards' rows are compared with the table, chosen at random; None: all.
+        sample: How many shards' rows are compared with the table, chosen at random each time;
+            None: all.
         workers: Shards at a time.
     """
 
@@ -154,7 +153,7 @@ def run_verify(request: VerifyRequest, news: News) -> Verified:
     cached, findings = _sorted_out(source)
     chosen = set(cached)
     if request.sample is not None and request.sample < len(cached):
-        chosen = set(random.Random(_SEED).sample(cached, request.sample))
+        chosen = set(random.sample(cached, request.sample))
     compared = 0
 
     def check(shard: int) -> tuple[bool, str | None]:

@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import msgspec
 
@@ -26,6 +25,7 @@ from lance_stream.planning.index import ShardIndex
 from lance_stream.service import messages as m
 from lance_stream.service.connections import close, keep_from_children
 from lance_stream.service.launcher import connect
+from lance_stream.service.postponing import PostponingLock
 from lance_stream.service.runtime import Endpoint
 
 __all__ = ["ShardClient", "client_for", "plan", "poll"]
@@ -162,7 +162,7 @@ class ShardClient:
     def __init__(self, endpoint: Endpoint) -> None:
         """Prepare; nothing is connected before the first request."""
         self.endpoint = endpoint
-        self._lock = threading.Lock()
+        self._lock = PostponingLock()
         self._streams: dict[str, m.Register] = {}
         self._arrivals: dict[str, Callable[[int], None]] = {}
         self._pending: dict[tuple[str, int], _Pending] = {}
@@ -187,19 +187,21 @@ class ShardClient:
                 self._send(m.encode(register))
 
     def remove_stream(self, stream: str) -> None:
-        """Forget a stream and what was asked for of it."""
-        with self._lock:
-            if self._streams.pop(stream, None) is None:
-                return
-            self._arrivals.pop(stream, None)
-            self._refused = {key for key in self._refused if key[0] != stream}
-            self._send(m.encode(m.Forget(stream)))
-            for key in [key for key in self._pending if key[0] == stream]:
-                pending = self._pending.pop(key)
-                pending.outcome = DownloadProcessError("the stream was closed")
-                pending.ended.set()
-            if not self._streams:
-                self._disconnect()
+        """Forget a stream and what was asked for of it; for finalizers too."""
+        self._lock.do(lambda: self._remove(stream))
+
+    def _remove(self, stream: str) -> None:
+        if self._streams.pop(stream, None) is None:
+            return
+        self._arrivals.pop(stream, None)
+        self._refused = {key for key in self._refused if key[0] != stream}
+        self._send(m.encode(m.Forget(stream)))
+        for key in [key for key in self._pending if key[0] == stream]:
+            pending = self._pending.pop(key)
+            pending.outcome = DownloadProcessError("the stream was closed")
+            pending.ended.set()
+        if not self._streams:
+            self._disconnect()
 
     def request(self, stream: str, shard: int, *, demand: bool = False) -> None:
         """Ask for a shard ahead of use; returns at once."""
@@ -383,26 +385,19 @@ class ShardClient:
                 self._connection.shutdown(socket.SHUT_RDWR)
 
 
-class _Clients:
-    """One for each endpoint that this process uses."""
-
-    lock = threading.Lock()
-    by_endpoint: ClassVar[dict[Endpoint, ShardClient]] = {}
+# One for each endpoint that this process uses.
+_CLIENTS: dict[Endpoint, ShardClient] = {}
 
 
 def client_for(endpoint: Endpoint) -> ShardClient:
     """This process's client of an endpoint."""
-    with _Clients.lock:
-        if endpoint not in _Clients.by_endpoint:
-            _Clients.by_endpoint[endpoint] = ShardClient(endpoint)
-        return _Clients.by_endpoint[endpoint]
+    # Two threads may both make one, which costs nothing: both get the first.
+    return _CLIENTS.get(endpoint) or _CLIENTS.setdefault(endpoint, ShardClient(endpoint))
 
 
 def _after_fork_in_child() -> None:
     """Forget the parent's clients: their threads are not here, their sockets are not ours."""
-    # The lock may have been held by a thread that is not here.
-    _Clients.lock = threading.Lock()
-    _Clients.by_endpoint.clear()
+    _CLIENTS.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

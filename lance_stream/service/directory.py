@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from lance_stream.errors import CacheInUseError, PlanError
 from lance_stream.processes import start_time, this_node, this_writer
-from lance_stream.service.runtime import lock_holder, private_directory
+from lance_stream.service.runtime import check_unshared, lock_holder, private_directory
 
 __all__ = [
     "LOCK_NAME",
@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 # Locked by every process that uses the directory.
 LOCK_NAME = ".lance_stream.lock"
 _DEAD_HOLDER_GRACE_S = 15.0
+_OTHER_RANK_LOOKS_S = 1.0
 _MAX_SLOTS = 64
 
 
@@ -173,13 +174,17 @@ def claim_default_directory(
 def make_default_root() -> str:
     """Where the default cache directories of the user lie; made, and private.
 
+    One that the user has chosen, and that is there, stays as it is: what is made in it is private.
+
     Raises:
-        DownloadProcessError: It belongs to somebody else, or cannot be made.
+        DownloadProcessError: It belongs to somebody else, others can write to it, or it cannot be
+            made.
     """
     root = default_root()
-    private_directory(
-        os.path.dirname(root) if "LANCE_STREAM_CACHE_DIR" not in os.environ else root
-    )
+    if "LANCE_STREAM_CACHE_DIR" not in os.environ:
+        private_directory(os.path.dirname(root))
+    elif os.path.isdir(root):
+        return check_unshared(os.path.realpath(root))
     return private_directory(root)
 
 
@@ -206,12 +211,19 @@ def join_directory(path: str) -> DirectoryClaim:
         held.claims += 1
         return DirectoryClaim(path)
     descriptor = os.open(os.path.join(path, LOCK_NAME), os.O_RDWR | os.O_CLOEXEC)
-    try:
-        fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError) as error:
-        os.close(descriptor)
-        msg = f"local={path!r} was taken by another job: give another local="
-        raise CacheInUseError(msg) from error
+    deadline = time.monotonic() + _OTHER_RANK_LOOKS_S
+    while True:
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            break
+        except (BlockingIOError, PermissionError) as error:
+            # Another rank that gives up a claim takes the lock for a moment, to see who is left.
+            if time.monotonic() < deadline:
+                time.sleep(0.01)
+                continue
+            os.close(descriptor)
+            msg = f"local={path!r} was taken by another job: give another local="
+            raise CacheInUseError(msg) from error
     _HELD[path] = _Held(descriptor, 1)
     return DirectoryClaim(path)
 

@@ -6,7 +6,7 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -195,6 +195,10 @@ class Fetcher:
         def read(made: dict[str, str], generation: int) -> pa.Table:
             opened = self._tables.table(source, options, made, generation)
             row_bytes, tables = index.row_size.mean_bytes, list[pa.Table]()
+            if index.selection.transform is not None:
+                # The plan knows what the function gives, not what it takes.
+                taken = source.read_row_bytes or opened.file_bytes_per_row()
+                row_bytes = max(row_bytes, taken)
             for rows in parts:
                 before, is_last = sum(table.nbytes for table in tables), rows is parts[-1]
                 seen = partial(attempt.read_part, before, is_last)
@@ -213,6 +217,7 @@ class Fetcher:
             failure = Failure(FailureKind.UNSUPPORTED, str(error), retryable=False)
             raise AttemptError(failure) from error
         if index.selection.transform is not None:
+            source.read_row_bytes = max(source.read_row_bytes, table.nbytes / max(1, num_rows))
             attempt.begin(f"transform={index.selection.transform!r}")
         try:
             table = finished(table, index.selection, register.search_path, register.uri)
@@ -274,9 +279,9 @@ class Fetcher:
         """A shard that was fetched is not published, and so not shared: others may read it."""
         self.shared.release(source.register, source.header(shard))
 
-    def forget(self, source: StreamSource, others: Iterable[StreamSource]) -> None:
+    def forget(self, source: StreamSource) -> None:
         """Close the table of a stream that is gone, if no other reads it."""
-        self._tables.forget(source, others)
+        self._tables.forget(source)
 
 
 @contextmanager
@@ -306,12 +311,17 @@ def _told(request: Plan | Poll, options: StorageOptions) -> Iterator[None]:
     except AttemptError as error:
         kind = error.failure.kind
         message = redact(error.failure.message, options.secrets())
-        if kind is FailureKind.BROKEN and request.columns is not None:
-            msg = f"columns={dict(request.columns)}: fails on rows of the table: {message}"
+        if kind is FailureKind.BROKEN and _computes(request.columns):
+            msg = f"columns={dict(request.columns or ())}: fails on rows of the table: {message}"
             raise PlanError(msg) from error
         names = {cls.__name__: cls for cls in LanceStreamError.__subclasses__()}
         text = explain(kind, subject, message, words=error.failure.words)
         raise names[kind.value](text) from error
+
+
+def _computes(columns: tuple[tuple[str, str], ...] | None) -> bool:
+    """Whether a column is an expression over the table's, which may fail on its values."""
+    return any(name != expression for name, expression in columns or ())
 
 
 def _order(request: Plan) -> Order:

@@ -6,7 +6,6 @@ import logging
 import os
 import select
 import socket
-import threading
 from typing import ClassVar
 
 import msgspec
@@ -14,6 +13,7 @@ import msgspec
 from lance_stream.service import messages as m
 from lance_stream.service.connections import close, keep_from_children
 from lance_stream.service.launcher import connect
+from lance_stream.service.postponing import PostponingLock
 from lance_stream.service.runtime import Endpoint
 from lance_stream.source.location import redact
 
@@ -63,7 +63,7 @@ class PinnedVersion:
 class _Leases:
     """Of this process: how many there are for each endpoint, and their one connection."""
 
-    lock = threading.Lock()
+    lock = PostponingLock()
     by_endpoint: ClassVar[dict[Endpoint, tuple[int, socket.socket]]] = {}
 
 
@@ -97,14 +97,16 @@ class Lease:
 
     def close(self) -> None:
         """Let go of the process."""
-        if os.getpid() != self._pid:
-            return
-        with _Leases.lock:
-            count, connection = _Leases.by_endpoint.pop(self._endpoint)
-            if count > 1:
-                _Leases.by_endpoint[self._endpoint] = (count - 1, connection)
-                return
-        close(connection)
+        # By a finalizer, as a rule.
+        if os.getpid() == self._pid:
+            _Leases.lock.do(self._let_go)
+
+    def _let_go(self) -> None:
+        count, connection = _Leases.by_endpoint.pop(self._endpoint)
+        if count > 1:
+            _Leases.by_endpoint[self._endpoint] = (count - 1, connection)
+        else:
+            close(connection)
 
 
 def _is_open(connection: socket.socket) -> bool:
@@ -118,7 +120,7 @@ def _is_open(connection: socket.socket) -> bool:
 
 def _after_fork_in_child() -> None:
     # The lock may have been held by a thread that is not here.
-    _Leases.lock = threading.Lock()
+    _Leases.lock = PostponingLock()
     _Leases.by_endpoint.clear()
 
 

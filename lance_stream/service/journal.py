@@ -2,15 +2,21 @@
 
 One small file for each fetch in progress: made before the attempt, removed after it. What is left
 when a process starts was being fetched when the last one ended.
+
+Where a note cannot be written (a full disk), the shard is fetched all the same: should it end the
+process, the next one merely does not know.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 
 from lance_stream.service.events import Key, Lost
 
 __all__ = ["Journal"]
+
+logger = logging.getLogger(__name__)
 
 
 class Journal:
@@ -19,6 +25,7 @@ class Journal:
     def __init__(self, directory: str) -> None:
         """Use a directory, which must exist."""
         self._directory = directory
+        self._warned = False
 
     def take_over(self) -> list[Lost]:
         """What an earlier process left behind; the files stay until the shard is fetched."""
@@ -51,12 +58,19 @@ class Journal:
         self._remove(f"{key.stream}.{key.shard}")
 
     def _write(self, key: Key, text: str) -> None:
-        path = os.path.join(self._directory, f"{key.stream}.{key.shard}")
-        with open(path, "w") as file:
-            file.write(text)
+        try:
+            # Who tidies up temporary files may have removed it.
+            os.makedirs(self._directory, mode=0o700, exist_ok=True)
+            with open(os.path.join(self._directory, f"{key.stream}.{key.shard}"), "w") as file:
+                file.write(text)
+        except OSError as error:
+            if not self._warned:
+                logger.warning("cannot note which shards are fetched: %s", error)
+            self._warned = True
 
     def _remove(self, name: str) -> None:
         try:
             os.unlink(os.path.join(self._directory, name))
-        except FileNotFoundError:
+        except OSError:
+            # Nothing was noted; or it cannot be taken back, and counts as one death too many.
             pass

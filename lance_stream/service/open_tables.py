@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from lance_stream.errors import CredentialsError, LanceStreamError, PlanError
@@ -16,6 +16,7 @@ from lance_stream.service.messages import Options, Plan
 from lance_stream.service.stream_source import StreamSource
 from lance_stream.service.transform import TransformFailedError
 from lance_stream.source.failures import Failure, FailureKind, classify
+from lance_stream.source.location import redact
 from lance_stream.source.options import StorageOptions
 from lance_stream.source.table import Table, TableAddress, client_options, dereference, locate
 
@@ -23,8 +24,18 @@ __all__ = ["OpenTables", "another_table", "opening", "reading"]
 
 logger = logging.getLogger(__name__)
 
-_MAX_OPEN_TABLES = 64
+# What the caches of all open tables may take, and those of one at least and at most.
+_CACHE_BYTES = 2 << 30
+_LEAST_CACHE_BYTES, _MOST_CACHE_BYTES = 4 << 20, 32 << 20
 _T = TypeVar("_T")
+
+
+@dataclass(slots=True)
+class _Open:
+    """A table that is open, or being opened, and the streams that read it."""
+
+    table: Future[Table] = field(default_factory=Future)
+    streams: set[str] = field(default_factory=set)
 
 
 class OpenTables:
@@ -32,8 +43,7 @@ class OpenTables:
 
     def __init__(self) -> None:
         """Start with no table open."""
-        # Concurrent fetches wait for one opening.
-        self._tables: OrderedDict[str, Future[Table]] = OrderedDict()
+        self._tables: dict[str, _Open] = {}
         self._options: dict[str, StorageOptions] = {}
         self._lock = threading.Lock()
 
@@ -74,7 +84,8 @@ class OpenTables:
     ) -> Table:
         """The open table of a stream; waits where another thread is opening it.
 
-        The scheduler's deadline of the attempt holds for that too.
+        It stays open until the stream is forgotten. The scheduler's deadline of the attempt holds
+        for the waiting too.
 
         Args:
             source: Of the stream.
@@ -97,25 +108,30 @@ class OpenTables:
             }
         )
         with self._lock:
-            source.table_key = key
-            future = self._tables.get(key)
-            opens = future is None
-            if future is None:
-                future = self._tables[key] = Future()
-            self._tables.move_to_end(key)
-            while len(self._tables) > _MAX_OPEN_TABLES:
-                self._tables.popitem(last=False)
+            if source.table_key != key:
+                self._leave(source)
+            opened = self._tables.get(key)
+            opens = opened is None
+            if opened is None:
+                opened = _Open()
+            # A fetch may still run when its stream is gone.
+            if not source.is_gone:
+                self._tables[key] = opened
+                opened.streams.add(register.stream)
+                source.table_key = key
+            share = _CACHE_BYTES // max(1, len(self._tables))
         if opens:
             address = TableAddress(register.uri, register.version, register.timeout_s)
+            cache_bytes = max(_LEAST_CACHE_BYTES, min(_MOST_CACHE_BYTES, share))
             try:
-                future.set_result(opening(lambda: Table(address, made)))
+                opened.table.set_result(opening(lambda: Table(address, made, cache_bytes)))
             except BaseException as error:  # noqa: BLE001
                 # Who waits gets it as well; the next attempt opens anew.
                 with self._lock:
-                    if self._tables.get(key) is future:
+                    if self._tables.get(key) is opened:
                         del self._tables[key]
-                future.set_exception(error)
-        table = future.result()
+                opened.table.set_exception(error)
+        table = opened.table.result()
         if source.checked is not table:
             if table_identity(table.manifest()) != source.index.identity:
                 raise AttemptError(another_table(register.version))
@@ -123,20 +139,43 @@ class OpenTables:
         return table
 
     def renewing(self, options: StorageOptions, call: Callable[[dict[str, str], int], _T]) -> _T:
-        """Call again with new credentials, once, if the store refused made ones."""
-        made, generation = _current(options)
-        try:
-            return call(made, generation)
-        except AttemptError as error:
-            if error.failure.kind is not FailureKind.CREDENTIALS or not options.renew(generation):
-                raise
-        return call(*_current(options))
+        """Call again with new credentials, once, if the store refused made ones.
 
-    def forget(self, source: StreamSource, others: Iterable[StreamSource]) -> None:
+        Raises:
+            AttemptError: Without what is secret of the options.
+        """
+        try:
+            made, generation = _current(options)
+            try:
+                return call(made, generation)
+            except AttemptError as error:
+                refused = error.failure.kind is FailureKind.CREDENTIALS
+                if not refused or not options.renew(generation):
+                    raise
+            return call(*_current(options))
+        except AttemptError as error:
+            failure, secrets = error.failure, options.secrets()
+            raise AttemptError(
+                replace(
+                    failure,
+                    message=redact(failure.message, secrets),
+                    detail=redact(failure.detail, secrets),
+                )
+            ) from error
+
+    def forget(self, source: StreamSource) -> None:
         """Close the table of a stream that is gone, if no other reads it."""
         with self._lock:
-            if all(other.table_key != source.table_key for other in others):
-                self._tables.pop(source.table_key, None)
+            source.is_gone = True
+            self._leave(source)
+
+    def _leave(self, source: StreamSource) -> None:
+        """The stream does not read what it read; with the lock."""
+        opened = self._tables.get(source.table_key)
+        if opened is not None:
+            opened.streams.discard(source.register.stream)
+            if not opened.streams:
+                del self._tables[source.table_key]
 
 
 def _current(options: StorageOptions) -> tuple[dict[str, str], int]:

@@ -46,6 +46,7 @@ __all__ = [
     "lock_holder",
     "lock_is_held",
     "new_endpoint",
+    "check_unshared",
     "private_directory",
     "runtime_directory",
     "sweep_stale_endpoints",
@@ -154,10 +155,10 @@ class Endpoint:
 
 
 def private_directory(path: str) -> str:
-    """Make a directory that only this user can enter, or check that it is one.
+    """Make a directory that only this user can enter; one that is there is closed to others.
 
     Raises:
-        DownloadProcessError: It belongs to somebody else, is a link, or is open to others.
+        DownloadProcessError: It belongs to somebody else, is a link, or cannot be made.
     """
     try:
         os.makedirs(path, mode=0o700, exist_ok=True)
@@ -169,6 +170,24 @@ def private_directory(path: str) -> str:
         raise DownloadProcessError(_not_ours(path))
     if status.st_mode & 0o077:
         os.chmod(path, 0o700)
+    return path
+
+
+def check_unshared(path: str) -> str:
+    """Check that nobody else can change what is in a directory; it is left as it is.
+
+    Raises:
+        DownloadProcessError: It belongs to somebody else, or others can write to it.
+    """
+    status = os.stat(path)
+    if status.st_uid != os.getuid():
+        raise DownloadProcessError(_not_ours(path))
+    if status.st_mode & 0o022:
+        msg = (
+            f"others can write to {path}: name a directory that is yours alone, as one in it that "
+            "is not there yet, or chmod go-w it"
+        )
+        raise DownloadProcessError(msg)
     return path
 
 

@@ -24,6 +24,7 @@ Rules:
 
 from __future__ import annotations
 
+import heapq
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -62,10 +63,8 @@ class _Fetch:
     waiting: dict[int, bool] = field(default_factory=dict)  # client -> whether it demands
     attempts: int = 0
     deaths: int = 0
-    running: bool = False
     deadline: float = 0.0
     not_before: float = 0.0
-    begun: int = 0  # in the order of starts
     doing: str = ""
     doing_since: float = 0.0
 
@@ -104,26 +103,33 @@ class Scheduler:
         self._max_delay_s = max_delay_s
         self._jitter = jitter
         self._fetches: dict[Key, _Fetch] = {}
+        # Those of them that are in progress, in the order of their starts.
+        self._running: dict[Key, _Fetch] = {}
+        # Those that wait for their turn, the next one first, and those that wait for a delay to
+        # pass, by its end. Thousands may: what is not true any more is left where it is, and
+        # passed over when it comes up.
+        self._ready: list[tuple[bool, int, Key]] = []
+        self._delayed: list[tuple[float, int, Key]] = []
         self._lost: dict[Key, Lost] = {}
-        self._asked = self._begun = 0
+        self._asked = 0
         self._retired = False
 
     @property
     def num_running(self) -> int:
         """Fetches in progress."""
-        return sum(fetch.running for fetch in self._fetches.values())
+        return len(self._running)
 
     @property
     def num_queued(self) -> int:
         """Fetches that wait for their turn or for a delay to pass."""
-        return sum(not fetch.running for fetch in self._fetches.values())
+        return len(self._fetches) - len(self._running)
 
     def loads(self) -> dict[str, tuple[int, int]]:
         """Of each stream: fetches that wait, and fetches in progress."""
         found: dict[str, tuple[int, int]] = {}
-        for key, fetch in self._fetches.items():
+        for key in self._fetches:
             waiting, running = found.get(key.stream, (0, 0))
-            one = (waiting, running + 1) if fetch.running else (waiting + 1, running)
+            one = (waiting, running + 1) if key in self._running else (waiting + 1, running)
             found[key.stream] = one
         return found
 
@@ -171,9 +177,11 @@ class Scheduler:
         """When the next ``Tick`` is due: a deadline or the end of a delay; None if none is."""
         if self._retired:
             return None
-        running = [f.deadline for f in self._fetches.values() if f.running]
-        delayed = [f.not_before for f in self._fetches.values() if f.not_before > now]
-        return min(running + delayed, default=None)
+        self._end_delays(now)
+        times = [fetch.deadline for fetch in self._running.values()]
+        if self._delayed:
+            times.append(self._delayed[0][0])
+        return min(times, default=None)
 
     def _on_asked(self, event: Asked, out: list[Instruction]) -> None:
         fetch = self._fetches.get(event.key)
@@ -193,28 +201,35 @@ class Scheduler:
             fetch = _Fetch(event.key, self._asked, event.expected_bytes, event.policy)
             fetch.attempts, fetch.deaths = attempts, deaths
             self._fetches[event.key] = fetch
-        fetch.waiting[event.client] = event.demand or fetch.waiting.get(event.client, False)
+        before = fetch.waiting.get(event.client)
+        fetch.waiting[event.client] = event.demand or bool(before)
+        if before != fetch.waiting[event.client]:
+            self._queue(fetch)
 
     def _on_left(self, event: Left) -> None:
         for key, fetch in list(self._fetches.items()):
             if event.stream is None or event.stream == key.stream:
-                fetch.waiting.pop(event.client, None)
-                if not fetch.waiting and not fetch.running:
-                    del self._fetches[key]
+                left = fetch.waiting.pop(event.client, None) is not None
+                if not fetch.waiting and key not in self._running:
+                    self._forget(key)
+                elif left:
+                    self._queue(fetch)
 
     def _on_unwanted(self, key: Key, attempt: int, out: list[Instruction]) -> None:
         fetch = self._current(key, attempt)
         if fetch is None:
             return
-        fetch.running = False
+        del self._running[key]
         clients = tuple(c for c, demand in fetch.waiting.items() if not demand)
         if clients:
             out.append(Reply(clients, key, None))
         # Somebody may have begun to wait while the file was thrown away: fetch it for them.
         fetch.waiting = {c: True for c, demand in fetch.waiting.items() if demand}
         fetch.attempts -= 1
-        if not fetch.waiting:
-            del self._fetches[key]
+        if fetch.waiting:
+            self._queue(fetch)
+        else:
+            self._forget(key)
 
     def _on_missed(
         self, key: Key, attempt: int, failure: Failure, now: float, out: list[Instruction]
@@ -223,11 +238,12 @@ class Scheduler:
         if fetch is None:
             return
         if not fetch.waiting:
-            del self._fetches[key]
+            self._forget(key)
         elif failure.retryable and fetch.attempts < fetch.policy.attempts:
-            fetch.running = False
+            del self._running[key]
             mean = min(self._max_delay_s, self._first_delay_s * 2 ** (fetch.attempts - 1))
             fetch.not_before = now + mean * (0.5 + self._jitter())
+            heapq.heappush(self._delayed, (fetch.not_before, fetch.order, key))
             out.append(Reply(tuple(fetch.waiting), key, failure, final=False))
         else:
             self._end(key, attempt, _after(failure, fetch.attempts), out)
@@ -237,22 +253,25 @@ class Scheduler:
         if fetch is None:
             return
         fetch.expected_bytes = max(fetch.expected_bytes, num_bytes)
-        running = [f for f in self._fetches.values() if f.running]
-        is_first = fetch.begun == min(f.begun for f in running)
-        if not is_first and sum(f.expected_bytes for f in running) > self._max_bytes:
+        running = self._running.values()
+        is_first = fetch is next(iter(running))
+        if not is_first and sum(each.expected_bytes for each in running) > self._max_bytes:
             out.append(GiveWay(key, attempt))
 
     def _on_postponed(self, key: Key, attempt: int) -> None:
         fetch = self._current(key, attempt)
         if fetch is None:
             return
-        fetch.running = False
+        del self._running[key]
         fetch.attempts -= 1
-        if not fetch.waiting:
-            del self._fetches[key]
+        if fetch.waiting:
+            self._queue(fetch)
+        else:
+            self._forget(key)
 
     def _on_tick(self, now: float, out: list[Instruction]) -> None:
-        hung = [f for f in self._fetches.values() if f.running and f.deadline <= now]
+        hung = [fetch for fetch in self._running.values() if fetch.deadline <= now]
+        hung.sort(key=lambda fetch: fetch.order)
         if not hung or self._retired:
             return
         self._retired = True
@@ -261,7 +280,7 @@ class Scheduler:
             final = fetch.attempts >= fetch.policy.attempts
             out.append(Reply(tuple(fetch.waiting), fetch.key, failure, final=final))
             if final:
-                del self._fetches[fetch.key]
+                self._forget(fetch.key)
         first = hung[0]
         reason = (
             f"shard {first.key.shard} got no answer within {first.policy.timeout_s:g} s "
@@ -273,34 +292,71 @@ class Scheduler:
     def _end(self, key: Key, attempt: int, outcome: int | Failure, out: list[Instruction]) -> None:
         fetch = self._current(key, attempt)
         if fetch is not None:
-            del self._fetches[key]
+            self._forget(key)
             if fetch.waiting:
                 out.append(Reply(tuple(fetch.waiting), key, outcome))
 
+    def _forget(self, key: Key) -> None:
+        del self._fetches[key]
+        self._running.pop(key, None)
+
     def _current(self, key: Key, attempt: int) -> _Fetch | None:
         """The fetch whose running attempt this is; None for a late result of an older one."""
-        fetch = self._fetches.get(key)
-        return fetch if fetch and fetch.running and fetch.attempts == attempt else None
+        fetch = self._running.get(key)
+        return fetch if fetch and fetch.attempts == attempt else None
+
+    def _queue(self, fetch: _Fetch) -> None:
+        """Put a fetch where it is due; again where that has changed."""
+        if fetch.key not in self._running:
+            heapq.heappush(self._ready, (not fetch.demanded, fetch.order, fetch.key))
+
+    def _end_delays(self, now: float) -> None:
+        """Queue those whose delay has passed."""
+        while self._delayed:
+            not_before, order, key = self._delayed[0]
+            fetch = self._fetches.get(key)
+            holds = fetch is not None and (fetch.order, fetch.not_before) == (order, not_before)
+            if holds and not_before > now:
+                return
+            heapq.heappop(self._delayed)
+            if holds and fetch is not None:
+                self._queue(fetch)
+
+    def _next_ready(self, now: float) -> _Fetch | None:
+        """The fetch whose turn it is; it stays queued."""
+        while self._ready:
+            ahead, order, key = self._ready[0]
+            fetch = self._fetches.get(key)
+            if (
+                fetch is not None
+                and (not fetch.demanded, fetch.order) == (ahead, order)
+                and key not in self._running
+                and fetch.not_before <= now
+            ):
+                return fetch
+            heapq.heappop(self._ready)
+        return None
 
     def _start_ready(self, now: float, out: list[Instruction]) -> None:
-        running = [f for f in self._fetches.values() if f.running]
-        if any(f.deaths for f in running):
+        self._end_delays(now)
+        running = self._running
+        if any(fetch.deaths for fetch in running.values()):
             return
-        num_running, num_bytes = len(running), sum(f.expected_bytes for f in running)
-        ready = [f for f in self._fetches.values() if not f.running and f.not_before <= now]
-        for fetch in sorted(ready, key=lambda f: (not f.demanded, f.order)):
-            alone = fetch.deaths > 0
-            full = num_running >= self._max_running
-            over = num_bytes + fetch.expected_bytes > self._max_bytes
-            if num_running and (alone or full or over):
+        num_bytes = sum(fetch.expected_bytes for fetch in running.values())
+        while len(running) < self._max_running or not running:
+            fetch = self._next_ready(now)
+            if fetch is None:
                 return
-            num_running += 1
+            alone = fetch.deaths > 0
+            over = num_bytes + fetch.expected_bytes > self._max_bytes
+            if running and (alone or over):
+                return
+            heapq.heappop(self._ready)
             num_bytes += fetch.expected_bytes
-            fetch.running = True
+            running[fetch.key] = fetch
             fetch.attempts += 1
             fetch.deadline = now + fetch.policy.timeout_s
-            self._begun += 1
-            fetch.begun, fetch.doing = self._begun, ""
+            fetch.doing = ""
             out.append(Start(fetch.key, fetch.attempts, fetch.deadline, fetch.deaths))
             if alone:
                 return

@@ -214,7 +214,7 @@ class Server:
                     self._tallies.add(stream, "in_cache")
                     self._send(client, m.Done(stream, shard, found))
                     return
-                expected = source.index.shard_bytes(shard)
+                expected = source.expected_bytes(shard)
                 function = source.index.selection.transform
                 policy = events.Policy(
                     source.register.timeout_s,
@@ -257,7 +257,7 @@ class Server:
         if not any(stream in other.streams for other in self._clients.values()):
             source = self._sources.pop(stream, None)
             if source is not None:
-                self._fetcher.forget(source, self._sources.values())
+                self._fetcher.forget(source)
             self._ledgers.pop(stream, None)
             self._tallies.close(stream)
 
@@ -475,12 +475,11 @@ class Server:
     def _retire(self, reason: str, hung: tuple[tuple[events.Key, int], ...] = ()) -> None:
         """End the process although a call hangs in it; clients come back to a fresh one."""
         logger.warning("%s: retiring this process, a fresh one takes over", reason)
-        shutil.rmtree(self._endpoint.running_directory, ignore_errors=True)
-        os.makedirs(self._endpoint.running_directory, exist_ok=True)
-        for key, attempts in hung:
-            self._journal.hung(key, attempts)
         self._retired = True
         self.ended.set()
+        shutil.rmtree(self._endpoint.running_directory, ignore_errors=True)
+        for key, attempts in hung:
+            self._journal.hung(key, attempts)
 
 
 def _same_user(peer: socket.socket) -> bool:

@@ -24,6 +24,9 @@ class StreamSource:
     names: ShardNames = field(init=False)
     checked: Table | None = None  # the open table that is known to be the index's
     table_key: str = ""
+    is_gone: bool = False  # nobody asks for its shards any more
+    # Mean bytes of a row as it was read, where a transform makes something else of it; or 0.0.
+    read_row_bytes: float = 0.0
 
     def __post_init__(self) -> None:
         """Name the shards."""
@@ -41,6 +44,11 @@ class StreamSource:
         """
         path = register.index_path
         return cls(register, ShardIndex.from_bytes(read_regular(path), path))
+
+    def expected_bytes(self, shard: int) -> int:
+        """Memory that reading a shard takes, as far as is known."""
+        rows = len(self.index.shard_rows(shard))
+        return max(self.index.shard_bytes(shard), round(rows * self.read_row_bytes))
 
     @property
     def fingerprint(self) -> str:

@@ -25,7 +25,7 @@ class FailureKind(Enum):
     CACHE_FULL = "CacheFullError"
     BAD_REQUEST = "PlanError"
     BROKEN = "ShardUnavailableError"
-    CACHE_UNUSABLE = "CacheInUseError"
+    CACHE_UNUSABLE = "CacheUnusableError"
     TRANSFORM = "TransformError"
     UNSUPPORTED = "UnsupportedTypeError"
 

@@ -31,7 +31,7 @@ def load_function(argument: str, name: str, search_path: tuple[str, ...]) -> Cal
     admit_pandas()
     try:
         function = getattr(importlib.import_module(module), attribute)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         msg = (
             f"{argument}={name!r}: {type(error).__name__}: {error}; it must name a function "
             "'package.module:function' of a module that the download process can import"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit
 
 from lance_stream.errors import PlanError
 
@@ -14,6 +14,15 @@ __all__ = ["OBJECT_STORE_SCHEMES", "absolute_uri", "is_object_store", "possible_
 # Those that Lance knows.
 OBJECT_STORE_SCHEMES = frozenset(
     {"s3", "s3+ddb", "gs", "az", "abfss", "oss", "cos", "tos", "goosefs", "hf"}
+)
+_CONTAINER_SCHEMES = frozenset({"abfs", "abfss"})
+# Parts of a bounded length, or a long text without one takes the square of its length. A password
+# may hold what ends a url elsewhere; also a slash, as keys of AWS do, which no port has before it.
+_URL = re.compile(
+    r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]{0,30})://"
+    r"(?:(?P<user>[^\s/]{1,500}|[^\s/@:]{0,200}:(?!\d{1,5}/)[^\s@]{1,500})@)?"
+    r"(?P<rest>[^\s'\"<>,)?]*)"
+    r"(?P<query>\?[^\s'\"<>]*)?"
 )
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
 # Values of storage options are secrets unless their name says otherwise.
@@ -79,21 +88,12 @@ def redact(text: str, options: Mapping[str, str] | None = None) -> str:
     for name, value in (options or {}).items():
         if len(value) > 3 and not _PUBLIC_OPTION.search(name):
             text = text.replace(value, "***")
-    return re.sub(
-        # Of a bounded length, or a long text without one takes the square of its length.
-        r"[a-zA-Z][a-zA-Z0-9+.-]{0,30}://[^\s'\"<>,)]+",
-        lambda match: _redact_uri(match.group()),
-        text,
-    )
+    return _URL.sub(_without_secrets, text)
 
 
-def _redact_uri(uri: str) -> str:
-    try:
-        parts = urlsplit(uri)
-        if not (parts.password or parts.query):
-            return uri
-        host = parts.netloc.rsplit("@", 1)[-1]
-        netloc = f"***@{host}" if "@" in parts.netloc else host
-        return urlunsplit((parts.scheme, netloc, parts.path, "***" if parts.query else "", ""))
-    except ValueError:
-        return "***"
+def _without_secrets(found: re.Match[str]) -> str:
+    scheme, user, rest, query = found["scheme"], found["user"], found["rest"], found["query"]
+    # The container of a table on Azure.
+    public = scheme.lower() in _CONTAINER_SCHEMES and user and ":" not in user
+    shown = f"{user}@" if public else "***@"
+    return f"{scheme}://{shown if user else ''}{rest}{'?***' if query else ''}"

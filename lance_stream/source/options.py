@@ -42,6 +42,8 @@ class StorageOptions:
         self._renew_at: float | None = None
         self._lapse_at: float | None = None
         self._made: dict[str, str] | None = None if function else self._fixed
+        # Also what the store has refused since.
+        self._latest = self._fixed
         self._generation = 0
         self._lock = threading.Lock()
 
@@ -83,13 +85,14 @@ class StorageOptions:
 
     def secrets(self) -> dict[str, str]:
         """Options whose values must not be printed."""
-        return dict(self._made or {})
+        return dict(self._latest)
 
     def _make(self) -> dict[str, str]:
         made, self._lapse_at = self._call()
         lapse_at = self._lapse_at
         self._renew_at = None if lapse_at is None else _renewal(time.time(), lapse_at)
         self._generation += 1
+        self._latest = made
         return made
 
     def _call(self) -> tuple[dict[str, str], float | None]:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import lance
@@ -50,14 +51,14 @@ _METADATA_CACHE_BYTES = 32 << 20
 _LOOKING_CACHE_BYTES = 1 << 20
 
 
-def _session() -> Any:
+def _session(metadata_bytes: int = _METADATA_CACHE_BYTES) -> Any:
     """Caches for one table. Never shared: they know a manifest by uri and version only.
 
     A table that is made again at the same uri starts again at version 1.
     """
     return lance.Session(  # pyright: ignore[reportPrivateImportUsage]
         index_cache_size_bytes=_INDEX_CACHE_BYTES,
-        metadata_cache_size_bytes=_METADATA_CACHE_BYTES,
+        metadata_cache_size_bytes=metadata_bytes,
     )
 
 
@@ -97,8 +98,18 @@ def client_options(address: TableAddress, options: dict[str, str]) -> dict[str, 
 class Table:
     """A Lance table at one version. Reads are safe from several threads."""
 
-    def __init__(self, address: TableAddress, options: dict[str, str]) -> None:
+    def __init__(
+        self,
+        address: TableAddress,
+        options: dict[str, str],
+        metadata_bytes: int = _METADATA_CACHE_BYTES,
+    ) -> None:
         """Open the table.
+
+        Args:
+            address: Which.
+            options: Of its store.
+            metadata_bytes: Of what its files say of themselves that are kept in memory.
 
         Raises:
             BaseException: Whatever Lance raises; see ``failures.classify``.
@@ -107,11 +118,11 @@ class Table:
             address.uri,
             version=address.version,
             storage_options=client_options(address, options) or None,
-            session=_session(),
+            session=_session(metadata_bytes),
         )
         self.version = int(self.dataset.version)
         self._fragments = {f.fragment_id: f for f in self.dataset.get_fragments()}
-        self._live = LiveRows(self._fragments, self._live_addresses)
+        self._live = LiveRows(self._fragments, partial(_live_addresses, self.dataset))
         self._reader = RowReader(self.dataset, self._fragments, self._live, serialize_row_addrs)
 
     def fragment_rows(self) -> FragmentRows:
@@ -350,13 +361,14 @@ class Table:
         columns = tuple((name, known[name]) for name in names)
         return self._reader.scan(self.fragment_rows(), Selection(columns=columns))
 
-    def _live_addresses(self, fragments: list[Any]) -> Iterator[NDArray[np.uint64]]:
-        """Addresses of the live rows of some fragments; reads their deletions only."""
-        scanner = self.dataset.scanner(
-            fragments=fragments, columns=[], with_row_address=True, scan_in_order=True
-        )
-        for batch in scanner.to_batches():
-            yield batch.column("_rowaddr").to_numpy()
+
+def _live_addresses(dataset: Any, fragments: list[Any]) -> Iterator[NDArray[np.uint64]]:
+    """Addresses of the live rows of some fragments; reads their deletions only."""
+    scanner = dataset.scanner(
+        fragments=fragments, columns=[], with_row_address=True, scan_in_order=True
+    )
+    for batch in scanner.to_batches():
+        yield batch.column("_rowaddr").to_numpy()
 
 
 class Picked(Protocol):

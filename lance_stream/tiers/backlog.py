@@ -41,13 +41,16 @@ class Backlog:
         self._num_threads = 0
         self._closed = False
 
-    def offer(self, key: str, job: Callable[[], None], num_bytes: int = 0) -> bool:
+    def offer(
+        self, key: str, job: Callable[[], None], num_bytes: int = 0, *, first: bool = False
+    ) -> bool:
         """Add a job, without waiting.
 
         Args:
             key: What it is about.
             job: Called in one of the threads.
             num_bytes: Memory that it holds until it is done.
+            first: Whether it goes before those that wait, however many these are: it is small.
 
         Returns:
             Whether it will be done; False: there is no room, or it is closed. True also if there
@@ -61,9 +64,12 @@ class Backlog:
                 and self._num_bytes + num_bytes > self._max_bytes
                 and self._num_bytes > 0
             )
-            if self._closed or over or self._num_jobs() >= self._max_jobs:
+            full = over or self._num_jobs() >= self._max_jobs
+            if self._closed or (full and not first):
                 return False
             self._waiting[key] = (num_bytes, job)
+            if first:
+                self._waiting.move_to_end(key, last=False)
             self._num_bytes += num_bytes
             if self._num_threads < min(self._max_threads, self._num_jobs()):
                 threading.Thread(target=self._work, name=self._name, daemon=True).start()

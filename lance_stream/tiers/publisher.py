@@ -111,8 +111,8 @@ class Publisher:
         return key in self._backlog
 
     def do(self, key: str, work: Callable[[], None]) -> None:
-        """Do something else in one of the threads; dropped if there is no room."""
-        self._backlog.offer(key, work)
+        """Do something small in one of the threads, before what waits."""
+        self._backlog.offer(key, work, first=True)
 
     def counts(self) -> PublisherCounts:
         """What it did so far."""

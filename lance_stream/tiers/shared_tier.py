@@ -226,7 +226,11 @@ class SharedTier:
             overwrite = key in self._refused
             self._refused.discard(key)
         ended = None if owner is None else lambda: self._cache.release(key, owner)
-        return self._publisher.offer(key, path, rows, check, ended, replace=overwrite)
+        queued = self._publisher.offer(key, path, rows, check, ended, replace=overwrite)
+        if ended is not None and not queued:
+            # Other nodes wait for what will not come.
+            self._publisher.do(f"release {key}", ended)
+        return queued
 
     def counts(self) -> SharedTierCounts:
         """What it did so far."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from lance_stream import LanceStream, LanceStreamingDataset
 from lance_stream.errors import StateMismatchError
+from lance_stream.shards.paths import is_shard_name
 from tests.host.test_resume import write_mds
 from tests.support.forked import run_forked
 from tests.support.streams import identity
@@ -293,6 +295,93 @@ def test_a_state_that_is_over_is_not_gone_on_with(table: str, whole: list[list[i
         return [*epochs, [row["i"] for row in data]]
 
     assert run_forked(run) == whole[1:]
+
+
+def test_a_state_of_the_past_is_told(table: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Rather than that an epoch goes on where nobody expects it."""
+
+    def run() -> list[str]:
+        data = build(table)
+        state = data.state_dict(8, True)
+        data.load_state_dict(state)
+        first = caplog.text
+        list(data)
+        data.load_state_dict({**state, "epoch": 0})
+        return [first, caplog.text]
+
+    first, told = run_forked(run)
+    assert first == ""
+    assert "state of epoch 0 is not gone on with, since this dataset has begun epoch 0" in told
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_state_of_one_process_is_for_as_many(table: str, workers: int) -> None:
+    """With others, each would leave out what none of them gave: refused."""
+
+    def run() -> list[Any]:
+        data = build(table)
+        iterator = iter(data)
+        seen = [next(iterator)["i"] for _ in range(10)]
+        state = json.loads(json.dumps(data.state_dict()))
+        iterator.close()
+        again = build(table)
+        again.load_state_dict(state)
+        try:
+            loader = DataLoader(again, BATCH, num_workers=workers, collate_fn=_columns)
+            return [seen + take(loader, None), ""]
+        except StateMismatchError as error:
+            return [seen, str(error)]
+
+    seen, said = run_forked(run)
+    if workers == 1:
+        # One worker does what the trainer alone does.
+        assert sorted(seen) == list(range(len(seen)))
+        assert len(seen) > 10
+    else:
+        assert "saved by one of 1 workers on each of 1 ranks, and here are 2 on each of 1" in said
+
+
+def test_workers_of_a_fork_server(table: str) -> None:
+    """They are no children of the trainer, whom they do not take for gone."""
+
+    def run() -> list[list[int]]:
+        data = build(table)
+        loader = DataLoader(
+            data,
+            BATCH,
+            num_workers=2,
+            collate_fn=_columns,
+            multiprocessing_context="forkserver",
+        )
+        return [take(loader, None) for _ in range(2)]
+
+    assert [sorted(set(epoch)) for epoch in run_forked(run)] == [list(range(ROWS))] * 2
+
+
+def test_a_sibling_in_the_same_directory_keeps_its_shards(table: str, tmp_path: Path) -> None:
+    """With a cache limit, what no dataset of this process counts is removed; only that."""
+
+    def run() -> list[int]:
+        def build_with(**stream: Any) -> Any:
+            streams = [LanceStream(table, local=str(tmp_path / "cache"), shard_rows=5, **stream)]
+            return LanceStreamingDataset(streams=streams, batch_size=BATCH, cache_limit="10mb")
+
+        def on_disk() -> int:
+            return sum(is_shard_name(path.name) for path in (tmp_path / "cache").iterdir())
+
+        train = build_with(filter="i < 50")
+        list(train)
+        found = [on_disk()]
+        other = build_with(filter="i >= 50")
+        found.append(on_disk())
+        del train
+        gc.collect()
+        another = build_with(filter="i >= 60")
+        return [*found, on_disk(), len(other), len(another)]
+
+    before, beside, after, *_ = run_forked(run)
+    assert before == beside == 10
+    assert after == 0
 
 
 def test_loaded_in_mid_epoch(table: str, whole: list[list[int]]) -> None:

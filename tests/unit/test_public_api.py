@@ -11,6 +11,7 @@ from lance_stream import errors
 PUBLIC = [
     "CacheFullError",
     "CacheInUseError",
+    "CacheUnusableError",
     "CredentialsError",
     "DatasetNotFoundError",
     "DownloadProcessError",

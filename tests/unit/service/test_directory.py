@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lance_stream.errors import CacheInUseError, PlanError
+from lance_stream.errors import CacheInUseError, DownloadProcessError, PlanError
 from lance_stream.processes import this_node, this_process
 from lance_stream.service.directory import claim_default_directory, claim_directory
 from tests.unit.conftest import ROOT
@@ -327,6 +327,20 @@ def test_the_number_of_default_directories_is_bounded(root: Path) -> None:
     assert claim_default_directory(FINGERPRINT).path == claims[17].path
     for claim in [*claims[:17], *claims[18:]]:
         claim.close()
+
+
+def test_a_directory_that_the_user_has_chosen_stays_as_it_is(root: Path) -> None:
+    """What is made in it is private; where others could replace that, it is refused."""
+    root.mkdir()
+    root.chmod(0o755)
+    claim = claim_default_directory(FINGERPRINT)
+    assert root.stat().st_mode & 0o777 == 0o755
+    assert os.stat(claim.path).st_mode & 0o777 == 0o700
+    claim.close()
+    root.chmod(0o775)
+    with pytest.raises(DownloadProcessError, match="others can write to"):
+        claim_default_directory(FINGERPRINT)
+    assert root.stat().st_mode & 0o777 == 0o775
 
 
 def test_without_a_setting_they_lie_in_a_private_directory_of_the_user(

@@ -112,3 +112,24 @@ os._exit(0)
 """
     run_python(script, str(directory))
     assert lost(journal) == [Lost(A, attempts=1, deaths=1)]
+
+
+def test_where_nothing_can_be_noted_work_goes_on(
+    directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A full disk, here a file in the way; told once."""
+    directory.rmdir()
+    directory.touch()
+    journal = Journal(str(directory))
+    for attempt in (1, 2):
+        journal.begin(A, attempt, 0)
+        journal.hung(A, attempt)
+        journal.end(A)
+    assert caplog.text.count("cannot note which shards are fetched") == 1
+
+
+def test_a_directory_that_was_tidied_away_is_made_again(journal: Journal, directory: Path) -> None:
+    directory.rmdir()
+    journal.begin(A, 1, 0)
+    assert directory.stat().st_mode & 0o777 == 0o700
+    assert lost(journal) == [Lost(A, attempts=0, deaths=1)]

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import random
+import time
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import settings
@@ -144,6 +145,25 @@ def test_what_is_waited_for_goes_first() -> None:
     s.handle(ask(2, C), 1.0)  # Asked for ahead, and now waited for.
     assert s.handle(Fetched(D, 1, 1), 2.0)[1:] == [start(C, 1, 62.0)]
     assert s.handle(Fetched(C, 1, 1), 3.0)[1:] == [start(B, 1, 63.0)]
+
+
+def test_tens_of_thousands_may_wait() -> None:
+    """What an event costs does not grow with them: this took minutes when it did."""
+    s = scheduler(max_running=2)
+    number, begun_s = 30_000, time.process_time()
+    begun: list[Instruction] = []
+    for shard in range(number):
+        begun += s.handle(ask(1, Key("s", shard), demand=False), 0.0)
+    begun += s.handle(ask(2, Key("s", number - 1)), 0.0)
+    order = []
+    while s.num_running:
+        assert s.next_wakeup(0.0) == 60.0
+        key = cast("Start", begun[len(order)]).key
+        order.append(key.shard)
+        told = s.handle(Fetched(key, 1, 9), 0.0)
+        begun += [one for one in told if isinstance(one, Start)]
+    assert order == [0, 1, number - 1, *range(2, number - 1)]
+    assert time.process_time() - begun_s < 30
 
 
 def test_running_fetches_are_not_interrupted_by_more_urgent_ones() -> None:

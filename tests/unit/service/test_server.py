@@ -25,7 +25,7 @@ class Planner:
         open = staticmethod(lambda urls: None)
         counts = staticmethod(lambda: [])
 
-    forget = staticmethod(lambda source, others: None)
+    forget = staticmethod(lambda source: None)
 
     def pin(self, request, is_alive):
         raise OSError("not asked for")

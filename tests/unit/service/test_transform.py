@@ -12,6 +12,7 @@ from lance_stream.errors import PlanError
 from lance_stream.planning.index import Selection
 from lance_stream.service.transform import TransformFailedError, transformed
 from lance_stream.source.failures import FailureKind
+from lance_stream.source.functions import load_function
 
 FUNCTIONS = """
 import sys
@@ -162,3 +163,13 @@ def test_the_name_of_row_ids_is_taken_only_if_they_are_asked_for() -> None:
 def test_a_function_that_is_not_there_is_a_wrong_argument() -> None:
     with pytest.raises(PlanError, match="transform='our_transforms:nope': AttributeError"):
         run("nope")
+
+
+def test_a_module_that_ends_the_program_is_a_wrong_argument(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script without a guard of its main part."""
+    (tmp_path / "script_of_a_test.py").write_text("def f(rows): return rows\nraise SystemExit(0)")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(PlanError, match="transform='script_of_a_test:f': SystemExit: 0; it must"):
+        load_function("transform", "script_of_a_test:f", ())

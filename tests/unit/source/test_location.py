@@ -124,7 +124,14 @@ def test_is_object_store(uri: str, expected: bool) -> None:
         ),
         ("redis://:sesame@host:6379/0", "redis://***@host:6379/0"),
         ("(https://u:sesame@host/t)", "(https://***@host/t)"),
-        ("https://u:sesame@[::1", "***"),
+        ("https://u:sesame@[::1", "https://***@[::1"),
+        ("s3://key:ses,ame)sesame'x@bucket/t", "s3://***@bucket/t"),
+        ("s3://key:se/sesame@bucket/t, s3://b/t@v1", "s3://***@bucket/t, s3://b/t@v1"),
+        ("https://sesame@host/x.index", "https://***@host/x.index"),
+        ("https://host:8080/a@v1", "https://host:8080/a@v1"),
+        ("https://host/t?sig=a,sesame)x&b=sesame", "https://host/t?***"),
+        ("abfss://c@account.dfs.core.windows.net/t", "abfss://c@account.dfs.core.windows.net/t"),
+        ("abfss://c:sesame@account/t", "abfss://***@account/t"),
     ],
 )
 def test_uris_are_safe_to_print(text: str, safe: str) -> None:

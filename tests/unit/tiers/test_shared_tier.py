@@ -309,6 +309,25 @@ def test_a_node_that_cannot_read_lets_another(
     assert [owner for owner, _ in inner.claims.values()] == [B]
 
 
+def test_a_node_whose_queue_is_full_gives_its_claim_up(
+    nodes: list[SharedTier], inner: MemoryShardCache, shard: Path, tmp_path: Path
+) -> None:
+    """What it drops will not come: others need not wait for it."""
+    one, other = nodes
+    one._publisher = Publisher(one._cache, threads=1, max_queued=1)
+    busy = threading.Event()
+    one._publisher.do("busy", lambda: busy.wait(10) and None)
+    assert one.take_or_claim(KEY, str(tmp_path / "x"), 10, owner=A, timeout_s=5.0) is None
+    thread, got = asking(other, tmp_path / "y")
+    time.sleep(0.1)
+    assert not one.offer(KEY, str(shard), 10)
+    busy.set()
+    thread.join(5)
+    assert got[0] is None
+    assert got[1] < 0.9
+    assert [owner for owner, _ in inner.claims.values()] == [B]
+
+
 def test_a_node_that_dies_is_waited_for_no_longer_than_said(
     nodes: list[SharedTier], tmp_path: Path
 ) -> None:
