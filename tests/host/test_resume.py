@@ -366,12 +366,12 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(420)
 def test_resume_with_spawned_workers(table: str, whole: dict[bool, Any], tmp_path: Path) -> None:
     """Workers that share nothing by fork resume alike."""
     script = tmp_path / "train.py"
     script.write_text(_SPAWNED)
-    head, state = run_script(script, table, "spawn", 9, "null", timeout_s=100).check().json()
-    result = run_script(script, table, "spawn", 0, json.dumps(state), timeout_s=100)
+    head, state = run_script(script, table, "spawn", 9, "null", timeout_s=200).check().json()
+    result = run_script(script, table, "spawn", 0, json.dumps(state), timeout_s=200)
     rest, _ = result.check().json()
     assert head + rest == whole[True][0]

@@ -157,7 +157,7 @@ def test_killed_at_random_moments(
 
 
 def test_two_at_once(s3_table: str, exports: Exports, fault_proxy: FaultProxy) -> None:
-    fault_proxy.set(Fault(method="PUT", path=r"shard\.0000[5-9]", latency_ms=500))
+    fault_proxy.set(Fault(method="PUT", path=r"shard\.0000[5-9]", latency_ms=4000))
     with exports.start(s3_table, "--shard-rows", 5, "--workers", 1) as script:
         wait_until(lambda: exports.records() > 2 or script.poll(), 20, "some shards")
         assert script.poll() is None, script.stderr()
