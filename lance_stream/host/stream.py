@@ -193,9 +193,9 @@ class LanceStream(Stream):
             remote=None,
             local=path or uri,
             split=split,
-            proportion=proportion,
-            repeat=repeat,
-            choose=choose,
+            proportion=_plain(proportion),
+            repeat=_plain(repeat),
+            choose=_plain(choose),
             download_retry=download_retry,
             download_timeout=download_timeout,
             validate_hash=validate_hash,
@@ -495,3 +495,8 @@ class LanceStream(Stream):
         if self._pinned is not None:
             self._pinned.close()
             self._pinned = None
+
+
+def _plain(number: Any) -> Any:
+    """A number of numpy as one of Python, as ranks tell each other."""
+    return number.item() if isinstance(number, np.generic) else number

@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
@@ -117,6 +118,18 @@ def test_stats_are_of_the_node(table: str) -> None:
         first, second = job.results(60)
     total = first[0] + second[0]
     assert first[1:] == second[1:] == [total, {"rows": total}, [0, 1]]
+
+
+def test_weights_may_be_numbers_of_numpy(table: str) -> None:
+    """Ranks tell each other their arguments."""
+
+    def run(_: int) -> list[int]:
+        stream = LanceStream(table, shard_rows=10, choose=np.int64(60))
+        return [row["i"] for row in LanceStreamingDataset(streams=[stream], **OPTIONS)]
+
+    with ForkedRanks(run, 2) as job:
+        first, second = job.results(60)
+    assert len(first) + len(second) == len({*first, *second}) == 60
 
 
 def test_one_rank_fails(table: str) -> None:
