@@ -22,7 +22,7 @@ _URL = re.compile(
     r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]{0,30})://"
     r"(?:(?P<user>[^\s/]{1,500}|[^\s/@:]{0,200}:(?!\d{1,5}/)[^\s@]{1,500})@)?"
     r"(?P<rest>[^\s'\"<>,)?]*)"
-    r"(?P<query>\?[^\s'\"<>]*)?"
+    r"(?P<query>\?(?:[^\s'\"<>]*[^\s'\"<>,).;])?)?"
 )
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
 # Values of storage options are secrets unless their name says otherwise.
