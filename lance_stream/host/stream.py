@@ -193,9 +193,9 @@ class LanceStream(Stream):
             remote=None,
             local=path or uri,
             split=split,
-            proportion=_plain(proportion),
-            repeat=_plain(repeat),
-            choose=_plain(choose),
+            proportion=proportion,
+            repeat=repeat,
+            choose=choose,
             download_retry=download_retry,
             download_timeout=download_timeout,
             validate_hash=validate_hash,
@@ -406,7 +406,9 @@ class LanceStream(Stream):
 
     def _arguments(self) -> dict[str, Any]:
         """What all ranks must have been given alike; no secrets."""
-        weights = {name: getattr(self, f"_{name}") for name in ("proportion", "repeat", "choose")}
+        given = {name: getattr(self, f"_{name}") for name in ("proportion", "repeat", "choose")}
+        # JSON knows no number of numpy.
+        weights = {name: None if one is None else float(one) for name, one in given.items()}
         arguments = {**self._wanted.as_json(), **weights, "validate_hash": self.validate_hash}
         window = self._wanted.window
         if window is not None:
@@ -495,8 +497,3 @@ class LanceStream(Stream):
         if self._pinned is not None:
             self._pinned.close()
             self._pinned = None
-
-
-def _plain(number: Any) -> Any:
-    """A number of numpy as one of Python, as ranks tell each other."""
-    return number.item() if isinstance(number, np.generic) else number

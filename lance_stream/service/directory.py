@@ -177,7 +177,7 @@ def make_default_root() -> str:
     One that the user has chosen, and that is there, stays as it is: what is made in it is private.
 
     Raises:
-        DownloadProcessError: It belongs to somebody else, others can write to it, or it cannot be
+        DownloadProcessError: It belongs to somebody else, anybody can write to it, or it cannot be
             made.
     """
     root = default_root()

@@ -174,18 +174,20 @@ def private_directory(path: str) -> str:
 
 
 def check_unshared(path: str) -> str:
-    """Check that nobody else can change what is in a directory; it is left as it is.
+    """Check that not anybody can change what is in a directory; it is left as it is.
+
+    A group is the user's choice.
 
     Raises:
-        DownloadProcessError: It belongs to somebody else, or others can write to it.
+        DownloadProcessError: It belongs to somebody else, or anybody can write to it.
     """
     status = os.stat(path)
     if status.st_uid != os.getuid():
         raise DownloadProcessError(_not_ours(path))
-    if status.st_mode & 0o022:
+    if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
         msg = (
-            f"others can write to {path}: name a directory that is yours alone, as one in it that "
-            "is not there yet, or chmod go-w it"
+            f"anybody can write to {path}: name another directory, as one in it that is not there "
+            "yet, or chmod o-w it"
         )
         raise DownloadProcessError(msg)
     return path

@@ -309,6 +309,11 @@ class Scheduler:
         """Put a fetch where it is due; again where that has changed."""
         if fetch.key not in self._running:
             heapq.heappush(self._ready, (not fetch.demanded, fetch.order, fetch.key))
+        if len(self._ready) > 1000 + 4 * len(self._fetches):
+            # Where somebody always waits, what was asked for ahead never comes up.
+            queued = [each for key, each in self._fetches.items() if key not in self._running]
+            self._ready = [(not each.demanded, each.order, each.key) for each in queued]
+            heapq.heapify(self._ready)
 
     def _end_delays(self, now: float) -> None:
         """Queue those whose delay has passed."""

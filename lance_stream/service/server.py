@@ -290,7 +290,9 @@ class Server:
 
     def _handle(self, event: events.Event) -> None:
         """Give an event to the scheduler and do what it says."""
-        for instruction in self._scheduler.handle(event, self._loop.time()):
+        # One moment for all: a delay that ends in between would be neither started nor waited for.
+        now = self._loop.time()
+        for instruction in self._scheduler.handle(event, now):
             match instruction:
                 case events.Start(key=key, attempt=attempt, deaths=deaths):
                     self._journal.begin(key, attempt, deaths)
@@ -307,7 +309,7 @@ class Server:
         if self._timer:
             self._timer.cancel()
             self._timer = None
-        wakeup = self._scheduler.next_wakeup(self._loop.time())
+        wakeup = self._scheduler.next_wakeup(now)
         if wakeup is not None:
             self._timer = self._loop.call_at(wakeup + 0.001, self._handle, events.Tick())
 

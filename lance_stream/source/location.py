@@ -9,18 +9,26 @@ from urllib.parse import unquote, urlsplit
 
 from lance_stream.errors import PlanError
 
-__all__ = ["OBJECT_STORE_SCHEMES", "absolute_uri", "is_object_store", "possible_uris", "redact"]
+__all__ = [
+    "CONTAINER_SCHEMES",
+    "OBJECT_STORE_SCHEMES",
+    "absolute_uri",
+    "is_object_store",
+    "possible_uris",
+    "redact",
+]
 
 # Those that Lance knows.
 OBJECT_STORE_SCHEMES = frozenset(
     {"s3", "s3+ddb", "gs", "az", "abfss", "oss", "cos", "tos", "goosefs", "hf"}
 )
-_CONTAINER_SCHEMES = frozenset({"abfs", "abfss"})
+# Of urls whose user is a container on Azure: ``abfss://container@account/path``.
+CONTAINER_SCHEMES = frozenset({"abfs", "abfss"})
 # Parts of a bounded length, or a long text without one takes the square of its length. A password
 # may hold what ends a url elsewhere; also a slash, as keys of AWS do, which no port has before it.
 _URL = re.compile(
     r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]{0,30})://"
-    r"(?:(?P<user>[^\s/]{1,500}|[^\s/@:]{0,200}:(?!\d{1,5}/)[^\s@]{1,500})@)?"
+    r"(?:(?P<user>[^\s/]{1,4000}|[^\s/@:]{0,200}:(?!\d{1,5}/)[^\s@]{1,4000})@)?"
     r"(?P<rest>[^\s'\"<>,)?]*)"
     r"(?P<query>\?(?:[^\s'\"<>]*[^\s'\"<>,).;])?)?"
 )
@@ -93,7 +101,6 @@ def redact(text: str, options: Mapping[str, str] | None = None) -> str:
 
 def _without_secrets(found: re.Match[str]) -> str:
     scheme, user, rest, query = found["scheme"], found["user"], found["rest"], found["query"]
-    # The container of a table on Azure.
-    public = scheme.lower() in _CONTAINER_SCHEMES and user and ":" not in user
+    public = scheme.lower() in CONTAINER_SCHEMES and user and ":" not in user
     shown = f"{user}@" if public else "***@"
     return f"{scheme}://{shown if user else ''}{rest}{'?***' if query else ''}"

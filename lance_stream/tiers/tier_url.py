@@ -12,7 +12,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from lance_stream.errors import PlanError
 from lance_stream.planning.sizing import parse_bytes
-from lance_stream.source.location import redact
+from lance_stream.source.location import CONTAINER_SCHEMES, redact
 
 __all__ = ["TierUrl", "checked_urls", "parse_duration"]
 
@@ -32,8 +32,6 @@ _PUBLIC_OPTION = re.compile(
 )
 _CHAINED = re.compile(r"^[a-zA-Z0-9+.-]+::|::[a-zA-Z0-9+.-]+://")
 _LOCATION = re.compile(r"(?:[^:@\[\]]*|[^:@]+@[^:@]+|\[[0-9a-fA-F:.]+\])(?::[0-9]*)?")
-# There the name before the @ is that of a container.
-_CONTAINER_SCHEMES = frozenset({"abfs", "abfss"})
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -271,7 +269,7 @@ def _shown(base: str, scheme: str) -> str:
     if "@" in path and (at or ":" in location or scheme in _SERVERS):
         # A password with a character that was not written as %XX.
         location, path = "***", path.rpartition("@")[2]
-    elif at and not (scheme in _CONTAINER_SCHEMES and ":" not in user):
+    elif at and not (scheme in CONTAINER_SCHEMES and ":" not in user):
         location = f"***@{host}"
     elif not _LOCATION.fullmatch(location):
         location = "***"

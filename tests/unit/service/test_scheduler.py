@@ -166,6 +166,18 @@ def test_tens_of_thousands_may_wait() -> None:
     assert time.process_time() - begun_s < 30
 
 
+def test_what_never_comes_up_is_not_kept() -> None:
+    """Each shard is asked for ahead, then waited for, and somebody always waits."""
+    s = scheduler(max_running=1)
+    s.handle(ask(1, Key("s", 0)), 0.0)
+    for shard in range(1, 5000):
+        s.handle(ask(1, Key("s", shard), demand=False), 0.0)
+        s.handle(ask(1, Key("s", shard)), 0.0)
+        _, begun = s.handle(Fetched(Key("s", shard - 1), 1, 9), 0.0)
+        assert begun == start(Key("s", shard))
+    assert len(s._ready) < 1100
+
+
 def test_running_fetches_are_not_interrupted_by_more_urgent_ones() -> None:
     s = scheduler(max_running=1)
     assert s.handle(ask(1, A, demand=False), 0.0) == [start(A)]

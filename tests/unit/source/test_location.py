@@ -127,6 +127,7 @@ def test_is_object_store(uri: str, expected: bool) -> None:
         ("https://u:sesame@[::1", "https://***@[::1"),
         ("s3://key:ses,ame)sesame'x@bucket/t", "s3://***@bucket/t"),
         ("s3://key:se/sesame@bucket/t, s3://b/t@v1", "s3://***@bucket/t, s3://b/t@v1"),
+        (f"https://user:{'token-of-' * 300}sesame@host/t", "https://***@host/t"),
         ("https://sesame@host/x.index", "https://***@host/x.index"),
         ("https://host:8080/a@v1", "https://host:8080/a@v1"),
         ("https://host/t?sig=a,sesame)x&b=sesame", "https://host/t?***"),
